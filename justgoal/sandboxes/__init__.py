@@ -1,0 +1,75 @@
+"""What a sandbox is, whichever engine makes it: processes of another uid in namespaces of their own.
+
+Every sandbox sees the same allow-listed system (see mounts.py), has no network, its own limits, and a freezer.
+"""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from justgoal.freezer import Freezer
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bind of one file or folder of the host, besides those that every sandbox has."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory and tmpfs in bytes, processes and threads together, cores."""
+
+    memory: int
+    pids: int
+    cpus: float
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One sandbox to start. Its command's descriptor 3 is the far end of `Sandbox.channel`."""
+
+    role: str
+    command: tuple[str, ...]
+    limits: Limits
+    uid: int
+    mounts: tuple[Mount, ...] = ()
+    tmpfs: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    as_pid_1: bool = False
+
+
+class Sandbox(Protocol):
+    """A started sandbox. `output` is a non-blocking descriptor with stdout and stderr of the command."""
+
+    spec: Spec
+    channel: socket.socket
+    freezer: Freezer
+    output: int
+
+    def alive(self) -> bool:
+        """Whether the command still runs."""
+
+    def exit_status(self, timeout: float) -> int | None:
+        """How the command ended: its exit code, minus a signal's number, None while it runs after `timeout` s."""
+
+    def memory_kills(self) -> int:
+        """How many processes the kernel has killed in it for memory."""
+
+    def close(self) -> None:
+        """Kill everything inside and leave no process, mount or cgroup. May be called twice."""
+
+
+class Engine(Protocol):
+    """Starts sandboxes; `name` and `version` go into run.json."""
+
+    name: str
+    version: str
+
+    def start(self, spec: Spec) -> Sandbox:
+        """Start it, or raise Fatal with one line that says what is missing and how to get it."""
