@@ -32,7 +32,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spec:
-    """One sandbox to start. Its command's descriptor 3 is the far end of `Sandbox.channel`."""
+    """One sandbox to start. Its command's descriptor 3 is the far end of `Sandbox.channel`.
+
+    `packets`: the channel keeps the borders of messages (SOCK_SEQPACKET) instead of being a stream. `quiet`: what the
+    command prints goes nowhere, and `Sandbox.output` stays empty.
+    """
 
     role: str
     command: tuple[str, ...]
@@ -42,6 +46,8 @@ class Spec:
     tmpfs: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     as_pid_1: bool = False
+    packets: bool = False
+    quiet: bool = False
 
 
 class Sandbox(Protocol):

@@ -1,0 +1,35 @@
+# `make demo` and `make test` do all set-up by themselves, also on a fresh Debian that has only python3 and make.
+PYTHON ?= python3
+RECORDING ?= gated_delta_net_prefill-recorded
+BIN := .venv/bin
+export PYTHON
+
+.NOTPARALLEL:
+.PHONY: setup demo test test-all lint bench clean-venv root
+
+setup:
+	@./setup.sh
+
+# Plays the recorded run: every tool call is made again in a real sandbox, every solution is judged again here.
+demo: root setup
+	$(BIN)/justgoal run gated_delta_net_prefill --model recorded:$(RECORDING)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: root lint
+	$(BIN)/pytest -m "not slow"
+
+test-all: root lint
+	$(BIN)/pytest
+
+bench: root setup
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean-venv:
+	rm -rf .venv
+
+# Sandboxes are made by root for now; say so before anything else is done.
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "error: sandboxes need root: sudo make $(firstword $(MAKECMDGOALS) demo)" >&2; exit 2; }

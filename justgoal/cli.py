@@ -1,0 +1,166 @@
+"""The command line: parse, call, print. Errors that are raised on purpose become one line on stderr here.
+
+Exit codes: 0 finished, 2 usage, 3 resumable (the same command goes on), 4 refused by the model, 5 cannot
+go on. What is heavy is imported inside the commands, so that help and `show` start at once; torch never is.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from justgoal import __version__, resources
+from justgoal.errors import JustgoalError
+from justgoal.terminal import View, harmless, one_line
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="justgoal",
+    help="Give a language model one operator and a goal of four sentences; judge what it makes of it.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+tasks = typer.Typer(help="What there is to work on.", rich_markup_mode=None)
+app.add_typer(tasks, name="tasks")
+
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs are.  [default: ./runs]")]
+
+
+@app.callback(invoke_without_command=True)
+def justgoal(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"justgoal {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def run(
+    task: Annotated[
+        str, typer.Argument(metavar="OPERATOR[/WORKLOAD]", help="The first workload if none is named.")
+    ],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Such as claude-opus-5-5, or recorded:RUN.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run; one that exists goes on.")
+    ] = None,
+    runs: Runs = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server that speaks the Messages API.")
+    ] = None,
+    language: Annotated[
+        Literal["en", "zh"], typer.Option(metavar="en|zh", help="Language of the goal.")
+    ] = "en",
+    patience: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Stop after N evaluations in a row without improvement.")
+    ] = 20,
+    max_hours: Annotated[
+        float | None, typer.Option(metavar="H", min=0, help="Stop after H hours of work.")
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Stop after N responses of the model.")
+    ] = None,
+) -> None:
+    """Let a model work on a task until the stop rule ends the run."""
+    from justgoal import run as runtime
+
+    options = runtime.RunOptions(
+        model=model,
+        task=task,
+        name=name,
+        runs=runs or default_runs(),
+        base_url=base_url,
+        language=language,
+        patience=patience,
+        max_hours=max_hours,
+        max_turns=max_turns,
+    )
+    raise typer.Exit(runtime.run(options, View(sys.stdout)))
+
+
+@app.command()
+def evaluate(
+    solution: Annotated[Path, typer.Argument(metavar="SOLUTION", help="A folder with solution.py.")],
+    task: Annotated[str, typer.Option(metavar="OPERATOR[/WORKLOAD]", help="What it is a solution of.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole verdict as JSON.")] = False,
+) -> None:
+    """Judge a solution as in a run, without a model."""
+    from justgoal import run as runtime
+
+    raise typer.Exit(runtime.evaluate(solution, task, as_json))
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")], runs: Runs = None
+) -> None:
+    """Sum up a run, finished or not."""
+    from justgoal import show as summary
+    from justgoal.transcript import find_run
+
+    summary.show(find_run(run, runs or default_runs()), sys.stdout)
+
+
+@tasks.command("list")
+def list_tasks() -> None:
+    """All operators and their workloads."""
+    from justgoal import listing
+
+    say(listing.overview())
+
+
+@tasks.command("show")
+def show_task(operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="Name or folder.")]) -> None:
+    """One operator: arguments, outputs, workloads, experts."""
+    from justgoal import listing
+
+    say(listing.operator(operator))
+
+
+def default_runs() -> Path:
+    """./runs where there is one, otherwise the checkout's."""
+    here = Path("runs")
+    return here if here.is_dir() else resources.runs()
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(harmless(line))
+
+
+def fail(text: str, code: int) -> NoReturn:
+    print(f"error: {one_line(text)}", file=sys.stderr)
+    sys.exit(code)
+
+
+def usage(error: typer.TyperException) -> str:
+    """Typer's own words as one of our lines: `missing option '--model' (justgoal run --help)`."""
+    text = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{text[:1].lower()}{text[1:]} ({context.command_path if context else 'justgoal'} --help)"
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a user's locale may be ASCII
+    try:
+        sys.exit(app(standalone_mode=False))
+    except JustgoalError as error:
+        fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        fail(usage(error), 2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; without this Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,197 @@
+"""The runtime's end of the judge: starts its process and the workers that it asks for, and passes orders and verdicts.
+
+Imports no torch: this runs in the runtime process, which holds the key and stays small.
+"""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import justgoal
+from justgoal.errors import EvaluatorFailed
+from justgoal.evaluation.collect import Solution, collect
+from justgoal.evaluation.verdict import ExpertReport, Verdict
+from justgoal.sandboxes import Engine, Limits, Mount, Sandbox, Spec, mounts
+from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID
+from justgoal.tasks.contract import Task
+
+PYTHON = "/opt/venv/bin/python"
+CACHE = "/solution/.cache"
+NOOP = b"import torch\n\nOUT = torch.zeros(1)\n\n\ndef run(x):\n    return OUT\n"
+TREE_ROOM = 1 << 30
+
+
+def threads() -> int:
+    """Cores that an operator may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def compute_environment() -> dict[str, str]:
+    """The same for every party, and for the agent who tries things out before.
+
+    A spinning OpenMP pool beside one busy process cost 12x at the 90th percentile, and eager torch's big temporaries
+    fault their pages in anew on every call unless malloc keeps them (both measured).
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads()),
+        "OMP_WAIT_POLICY": "passive",
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 40),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+
+
+def memory() -> int:
+    """Bytes that one sandbox may use: half of what the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+class Evaluator:
+    """One judge on one task. Orders are made one at a time, from one thread."""
+
+    def __init__(self, task: Task, engine: Engine, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        self._task = task
+        self._engine = engine
+        self._on_phase = on_phase
+        self._workers: dict[int, Sandbox] = {}
+        self._started = 0
+        self._worker_mount = Mount(_stage_worker(), "/opt/justgoal")
+        self._judge = engine.start(self._judge_spec())
+        self._serve()
+
+    def open(self) -> ExpertReport:
+        """Build and measure the experts; about a minute where one of them compiles."""
+        experts = {expert.name: collect(expert.folder) for expert in self._task.operator.experts}
+        trees = [Solution({"solution.py": NOOP}), *experts.values()]
+        answer = self._order({"op": "open", "experts": list(experts)}, trees)
+        return ExpertReport.from_json(answer["report"])
+
+    def evaluate(self, solution: Solution) -> Verdict:
+        return Verdict.from_json(self._order({"op": "evaluate"}, [solution])["verdict"])
+
+    def final(self, solution: Solution) -> Verdict:
+        """Judge a champion afresh, with more draws and more pairs."""
+        return Verdict.from_json(self._order({"op": "final"}, [solution])["verdict"])
+
+    def crown(self, solution: Solution, best: float) -> None:
+        """Take up the champion of an earlier process of this run; `best` is the run's best speedup."""
+        self._order({"op": "crown", "best": best}, [solution])
+
+    def prepare(self) -> None:
+        """Nobody needs the machine: make secret draws at idle priority until the next order."""
+        self._judge.channel.send(b'{"op": "prepare"}')
+
+    def pause(self) -> None:
+        """Stop preparing; returns when it has stopped, within the time of one draw."""
+        self._order({"op": "pause"}, [])
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+        self._judge.close()
+
+    def _order(self, order: dict[str, Any], solutions: Sequence[Solution]) -> dict[str, Any]:
+        descriptors = [_memory_file(solution.tar()) for solution in solutions]
+        try:
+            socket.send_fds(self._judge.channel, [json.dumps(order).encode()], descriptors)
+        except OSError as error:
+            raise EvaluatorFailed(f"the judge cannot be reached: {error.strerror}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return self._serve()
+
+    def _serve(self) -> dict[str, Any]:
+        """Give the judge what it asks for until it is done."""
+        while True:
+            message = self._judge.channel.recv(1 << 17)
+            if not message:
+                raise EvaluatorFailed(f"the judge ended: {self._last_words()}")
+            asked: dict[str, Any] = json.loads(message)
+            match asked["op"]:
+                case "start":
+                    self._start(asked["role"])
+                case "ended":
+                    self._reply(self._ending(self._workers[asked["id"]]))
+                case "close":
+                    self._workers.pop(asked["id"]).close()
+                case "phase":
+                    self._on_phase(asked["text"])
+                case "done":
+                    return asked
+                case "failed":
+                    raise EvaluatorFailed(asked["error"])
+
+    def _start(self, role: str) -> None:
+        sandbox = self._engine.start(self._worker_spec(role))
+        self._started += 1
+        self._workers[self._started] = sandbox
+        descriptors = [sandbox.channel.fileno(), sandbox.freezer.write_fd, sandbox.freezer.read_fd]
+        if role == "build":
+            descriptors.append(sandbox.output)
+        self._reply({"id": self._started, "freezer": sandbox.freezer.version}, descriptors)
+
+    def _reply(self, answer: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._judge.channel, [json.dumps(answer).encode()], list(descriptors))
+
+    def _ending(self, sandbox: Sandbox) -> dict[str, Any]:
+        sandbox.freezer.thaw()
+        return {
+            "exit": sandbox.exit_status(2.0),
+            "memory_kills": sandbox.memory_kills(),
+            "memory": sandbox.spec.limits.memory,
+        }
+
+    def _last_words(self) -> str:
+        try:
+            text = os.read(self._judge.output, 1 << 16).decode(errors="replace")
+        except BlockingIOError:
+            text = ""
+        lines = text.strip().splitlines()
+        return lines[-1] if lines else f"exit status {self._judge.exit_status(1.0)}"
+
+    def _worker_spec(self, role: str) -> Spec:
+        """The same for every party in everything that a solution could look at; a build also shows what it prints."""
+        caches = {
+            "XDG_CACHE_HOME": CACHE,
+            "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
+            "TRITON_CACHE_DIR": f"{CACHE}/triton",
+            "NUMBA_CACHE_DIR": f"{CACHE}/numba",
+        }
+        return Spec(
+            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(), 1024, threads()), UID,
+            mounts=(self._worker_mount,), tmpfs={"/solution": TREE_ROOM},
+            environment={**compute_environment(), **caches}, packets=True, quiet=role != "build",
+        )  # fmt: skip
+
+    def _judge_spec(self) -> Spec:
+        operator = self._task.operator.folder
+        home = f"/opt/judge/operators/{operator.name}"
+        package = Path(justgoal.__file__).parent
+        return Spec(
+            "judge", (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads())),
+            Limits(memory(), 1024, threads()), JUDGE_UID,
+            mounts=(Mount(mounts.stage_tree(package), "/opt/judge/justgoal"), Mount(mounts.stage_tree(operator), home)),
+            environment={**compute_environment(), "PYTHONPATH": "/opt/judge"}, packets=True,
+        )  # fmt: skip
+
+
+def _stage_worker() -> Path:
+    """worker.py alone in a folder: a sandbox sees nothing else of justgoal."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(Path(__file__).parent / "worker.py", folder)
+        return mounts.stage_tree(Path(folder))
+
+
+def _memory_file(data: bytes) -> int:
+    descriptor = os.memfd_create("tree", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    return descriptor

@@ -1,0 +1,85 @@
+"""Memory of the judge that workers map: sealed, so that a worker can neither change inputs nor shrink outputs.
+
+Inputs carry F_SEAL_FUTURE_WRITE: the judge's own mapping stays writable, every later one is read-only to the kernel.
+Outputs carry F_SEAL_SHRINK and F_SEAL_GROW: without them a worker's ftruncate ends the judge by SIGBUS (measured).
+"""
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Linux's fcntl numbers that Python 3.11's fcntl module does not name yet.
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor's place: `dtype` is torch's name, `scalar` says that a solution receives a Python number."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scalar: bool = False
+
+
+class Block:
+    """Tensors laid out in one sealed memfd, each on its own page; `views` are the judge's writable views."""
+
+    def __init__(self, fields: Sequence[Field], *, writable_by_worker: bool) -> None:
+        self.layout: list[dict[str, Any]] = []
+        end = 0
+        for field in fields:
+            count = math.prod(field.shape)
+            size = count * getattr(torch, field.dtype).itemsize
+            self.layout.append(
+                {"name": field.name, "dtype": field.dtype, "shape": field.shape, "scalar": field.scalar,
+                 "count": count, "offset": end}
+            )  # fmt: skip
+            end += -(-size // PAGE) * PAGE
+        self.descriptor = os.memfd_create("block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, max(end, PAGE))
+        self._map = mmap.mmap(self.descriptor, 0)
+        seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (0 if writable_by_worker else F_SEAL_FUTURE_WRITE)
+        fcntl.fcntl(self.descriptor, F_ADD_SEALS, seals)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.views = [
+            self._bytes[item["offset"] :][: item["count"] * getattr(torch, item["dtype"]).itemsize]
+            .view(getattr(torch, item["dtype"]))
+            .reshape(item["shape"])
+            for item in self.layout
+        ]
+
+    def write(self, values: Sequence[Any]) -> None:
+        for view, value in zip(self.views, values, strict=True):
+            view.copy_(value) if isinstance(value, torch.Tensor) else view.fill_(value)
+
+    def poison(self) -> None:
+        """Fill with 0xFF bytes: NaN in every float format, -1 in the signed integer ones."""
+        self._bytes.fill_(0xFF)
+
+    def read(self) -> list[torch.Tensor]:
+        """Private copies: a worker that goes on writing changes nothing that was read."""
+        return [view.clone() for view in self.views]
+
+    def close(self) -> None:
+        self.views = []
+        del self._bytes
+        self._map.close()
+        os.close(self.descriptor)
+
+
+def sealed(data: bytes) -> int:
+    """A memfd with these bytes that nobody can change any more."""
+    descriptor = os.memfd_create("tree", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+    return descriptor

@@ -1,0 +1,115 @@
+"""The judge's process: takes one order after the other from the runtime, and prepares secret draws in between.
+
+Its descriptor 3 is a packet socket to the runtime. Orders are JSON, descriptors of tar files travel beside them; every
+order but `prepare` is answered once with `done` or `failed`. While it works it asks for workers over the same socket.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from justgoal.errors import JustgoalError
+from justgoal.evaluation.draws import Problem
+from justgoal.evaluation.judge import Judge
+from justgoal.evaluation.memory import Field
+from justgoal.evaluation.workers import Workers
+from justgoal.tasks import contract
+
+
+class Service:
+    def __init__(self, runtime: socket.socket, task: str, threads: int) -> None:
+        self._runtime = runtime
+        self._judge: Judge | None = None
+        self._problem = Problem(contract.task(task))
+        arguments = self._problem.task.operator.arguments
+        fields = [
+            Field(s.name, s.dtype, s.shape or (1,), a.scalar)
+            for s, a in zip(self._problem.arguments, arguments, strict=True)
+        ]
+        outputs = [Field(s.name, s.dtype, s.shape) for s in self._problem.outputs]
+        self._workers = Workers(runtime, fields, outputs, threads)
+
+    def serve(self) -> None:
+        preparing = False
+        while True:
+            if preparing and not _waiting(self._runtime):
+                assert self._judge is not None
+                preparing = self._judge.step()
+                continue
+            message, descriptors, _, _ = socket.recv_fds(self._runtime, 1 << 16, 32)
+            if not message:
+                return
+            order = json.loads(message)
+            if order["op"] == "prepare":
+                preparing = self._judge is not None
+                _priority(os.SCHED_IDLE)
+                continue
+            preparing = False
+            _priority(os.SCHED_OTHER)
+            try:
+                answer = {"op": "done", **self._carry_out(order, descriptors)}
+            except JustgoalError as error:
+                answer = {"op": "failed", "error": str(error)}
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self._runtime.send(json.dumps(answer).encode())
+
+    def _carry_out(self, order: dict[str, Any], trees: Sequence[int]) -> dict[str, Any]:
+        if order["op"] == "open":
+            noop, *experts = trees
+            self._judge = Judge(self._problem, self._workers, noop, self._phase)
+            report = self._judge.open(dict(zip(order["experts"], experts, strict=True)))
+            return {"report": report.to_json()}
+        assert self._judge is not None
+        if order["op"] == "evaluate":
+            return {"verdict": self._judge.evaluate(trees[0]).to_json()}
+        if order["op"] == "final":
+            return {"verdict": self._judge.final(trees[0]).to_json()}
+        if order["op"] == "crown":
+            self._judge.crown(trees[0], order["speedup"], order["best"])
+        return {}
+
+    def _phase(self, text: str) -> None:
+        self._workers.tell({"op": "phase", "text": text})
+
+
+def _waiting(channel: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return True
+    return False
+
+
+def _priority(policy: int) -> None:
+    """Of every thread: preparing must not take a core from anybody. Going back needs RLIMIT_NICE, which may lack."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(PermissionError, ProcessLookupError):
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+
+
+def main() -> None:
+    task, threads = sys.argv[1], int(sys.argv[2])
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    runtime = socket.socket(fileno=3)
+    try:
+        service = Service(runtime, task, threads)
+    except JustgoalError as error:
+        runtime.send(json.dumps({"op": "failed", "error": str(error)}).encode())
+        return
+    runtime.send(json.dumps({"op": "done"}).encode())
+    service.serve()
+
+
+if __name__ == "__main__":
+    main()
+
+

@@ -1,0 +1,153 @@
+"""Runs one solution for the judge, inside sandbox B. Imports torch and the standard library only.
+
+Started with descriptor 3, a packet socket whose other end the judge holds. One setup message brings the solution's
+tree (a tar file) and two pieces of the judge's memory: inputs, which the kernel makes read-only here, and outputs.
+After that each one-byte order is answered by one packet: `c` calls the solution once and copies what it returned into
+the output memory, `p` packs the tree with all that building has added. Nothing that this process says is believed:
+the judge reads its own clock and the bytes in its own memory.
+"""
+
+import importlib.util
+import io
+import json
+import mmap
+import os
+import socket
+import sys
+import tarfile
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOLUTION = Path("/solution")
+CALL, PACK = b"c", b"p"
+OK = b"ok"
+
+
+def tensors(memory: memoryview, layout: Sequence[dict[str, Any]]) -> list[Any]:
+    """Views of `memory` as the layout says; a scalar is a one-element tensor there and is read at each call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "the buffer is not writable": that is the point
+        return [
+            torch.frombuffer(
+                memory, dtype=getattr(torch, item["dtype"]), count=item["count"], offset=item["offset"]
+            ).reshape(item["shape"])
+            if item["count"]
+            else torch.empty(item["shape"], dtype=getattr(torch, item["dtype"]))
+            for item in layout
+        ]
+
+
+def unpack(descriptor: int) -> None:
+    """Lay the tree out. The descriptor is shared with other workers, so its position means nothing: read by offset."""
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(SOLUTION, filter="fully_trusted")
+
+
+def pack() -> int:
+    """The tree as a tar file in memory: what the build made is found again by every later worker."""
+    descriptor = os.memfd_create("tree")
+    with os.fdopen(os.dup(descriptor), "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+        archive.add(SOLUTION, arcname=".", filter=lambda item: item if item.isreg() or item.isdir() else None)
+    return descriptor
+
+
+def load() -> Callable[..., Any]:
+    """Import solution.py and return its `run`."""
+    sys.path.insert(0, str(SOLUTION))
+    spec = importlib.util.spec_from_file_location("solution", SOLUTION / "solution.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["solution"] = module
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "run", None)):
+        raise AttributeError("solution.py defines no function `run`")
+    run: Callable[..., Any] = module.run
+    return run
+
+
+def mismatch(returned: Any, expected: Sequence[torch.Tensor], names: Sequence[str]) -> str:
+    """How what was returned differs in structure from the outputs, one clause; empty when it does not."""
+    if len(returned) != len(expected):
+        return f"returned {len(returned)} outputs instead of {len(expected)}"
+    for index, (value, wanted) in enumerate(zip(returned, expected, strict=True)):
+        label = f"output {index} ({names[index]})"
+        if type(value) is not torch.Tensor:
+            return f"{label} is a {type(value).__name__} instead of a torch.Tensor"
+        if value.dtype != wanted.dtype:
+            return f"{label} has dtype {value.dtype} instead of {wanted.dtype}"
+        if value.shape != wanted.shape:
+            return f"{label} has shape {tuple(value.shape)} instead of {tuple(wanted.shape)}"
+        if value.device != wanted.device:
+            return f"{label} is on {value.device} instead of {wanted.device}"
+    return ""
+
+
+def failure(stage: str, error: BaseException) -> bytes:
+    """What the judge may pass on: the type of the exception and the last line of the solution that it went through."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename.startswith(str(SOLUTION))]
+    return json.dumps(
+        {"failed": stage, "type": type(error).__name__, "line": lines[-1] if lines else None}
+    ).encode()
+
+
+def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Callable[[], bytes]:
+    """The function that performs one call: argument views in, returned tensors copied out."""
+    run = load()
+    arguments = tensors(inputs, setup["arguments"])
+    scalars = [item["scalar"] for item in setup["arguments"]]
+    results = tensors(outputs, setup["outputs"])
+    names = [item["name"] for item in setup["outputs"]]
+
+    def call() -> bytes:
+        given = [
+            value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)
+        ]
+        returned = run(*given)
+        if not isinstance(returned, (tuple, list)):
+            returned = (returned,)
+        wrong = mismatch(returned, results, names)
+        if wrong:
+            return json.dumps({"failed": "structure", "what": wrong}).encode()
+        for result, value in zip(results, returned, strict=True):
+            result.copy_(value)
+        return OK
+
+    return call
+
+
+def serve(channel: socket.socket) -> None:
+    message, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 3)
+    setup, (tree, inputs, outputs) = json.loads(message), descriptors
+    unpack(tree)
+    os.chdir(SOLUTION)
+    torch.set_num_threads(setup["threads"])
+    torch.set_grad_enabled(False)
+    readable = memoryview(mmap.mmap(inputs, 0, prot=mmap.PROT_READ))
+    writable = memoryview(mmap.mmap(outputs, 0))
+    try:
+        call = caller(setup, readable, writable)
+    except BaseException as error:
+        channel.send(failure("import", error))
+        return
+    channel.send(OK)
+    while order := channel.recv(1):
+        try:
+            if order == PACK:
+                socket.send_fds(channel, [OK], [pack()])
+            else:
+                channel.send(call())
+        except BaseException as error:
+            channel.send(failure("run", error))
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=3))

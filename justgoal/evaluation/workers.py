@@ -1,0 +1,147 @@
+"""Workers for the judge: asks the runtime for sandboxes, hands solutions over, and says how a worker ended.
+
+The judge can start nothing itself. It asks over its channel to the runtime and receives descriptors: the worker's
+socket, its open freezer files and, for a build, the pipe with what it prints.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from justgoal.errors import EvaluatorFailed
+from justgoal.evaluation.clock import CallFailed, Party
+from justgoal.evaluation.memory import Block, Field, sealed
+from justgoal.evaluation.worker import PACK
+from justgoal.freezer import Freezer
+
+IMPORT_LIMIT = 120.0
+BUILD_LIMIT = 600.0
+TREE_CAP = 256 << 20
+PRINTED_CAP = 4096
+
+
+class Worker(Party):
+    """One sandbox with one solution in it; `printed` keeps the first and last part of a build's output."""
+
+    def __init__(self, workers: "Workers", number: int, descriptors: Sequence[int]) -> None:
+        channel, write_fd, read_fd, *pipe = descriptors
+        super().__init__(
+            socket.socket(fileno=channel),
+            Freezer(write_fd, read_fd, workers.freezer_version),
+            Block(workers.arguments, writable_by_worker=False),
+            Block(workers.outputs, writable_by_worker=True),
+        )
+        self._workers = workers
+        self._number = number
+        self._pipe = pipe[0] if pipe else None
+        self._head, self._tail = b"", b""
+
+    def answer(self, limit: float) -> tuple[bytes, bool]:
+        if self._pipe is None:
+            return super().answer(limit)
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        poller.register(self._pipe, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poller.poll(limit * 1000)]
+            if self._pipe in ready and not self._drain():
+                poller.unregister(self._pipe)
+            if self.channel.fileno() in ready:
+                self._drain()
+                return self.channel.recv(4096), False
+            if not ready:
+                return b"", True
+
+    def _drain(self) -> bool:
+        """Read what has been printed; False at the end of the pipe."""
+        assert self._pipe is not None
+        while True:
+            try:
+                data = os.read(self._pipe, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            room = PRINTED_CAP // 2 - len(self._head)
+            self._head += data[: max(room, 0)]
+            self._tail = (self._tail + data[max(room, 0) :])[-PRINTED_CAP // 2 :]
+
+    def printed(self) -> str:
+        if self._pipe is not None:
+            self._drain()
+        return (self._head + self._tail).decode(errors="replace").replace("\0", "")
+
+    def packed(self) -> int:
+        """The built tree as a sealed memfd; CallFailed("build") when it is larger than TREE_CAP."""
+        self.freezer.thaw()
+        self.channel.send(PACK)
+        ready, _, _ = select.select([self.channel], [], [], IMPORT_LIMIT)
+        message, descriptors, _, _ = socket.recv_fds(self.channel, 4096, 1) if ready else (b"", [], 0, None)
+        if not descriptors:
+            raise CallFailed("build", "its files could not be packed after the build: " + self.ending())
+        with os.fdopen(descriptors[0], "rb") as file:
+            data = os.pread(file.fileno(), TREE_CAP + 1, 0)
+        if len(data) > TREE_CAP:
+            raise CallFailed("build", f"its files take more than {TREE_CAP >> 20} MB after the build")
+        return sealed(data)
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        status = self._workers.ask({"op": "ended", "id": self._number})[0]
+        if status["memory_kills"]:
+            return f"it was killed for using more than {status['memory'] >> 20} MB of memory"
+        code = status["exit"]
+        if code is None:
+            return "the process still runs but closed its channel"
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "; inputs are read-only" if code in (-signal.SIGSEGV, -signal.SIGBUS) else ""
+            return f"the process died of {name}{hint}"
+        return f"the process ended by itself with exit code {code}"
+
+    def close(self) -> None:
+        self._workers.tell({"op": "close", "id": self._number})
+        super().close()
+        if self._pipe is not None:
+            os.close(self._pipe)
+
+
+class Workers:
+    """Starts workers for one workload: `arguments` and `outputs` say what crosses."""
+
+    def __init__(
+        self, runtime: socket.socket, arguments: Sequence[Field], outputs: Sequence[Field], threads: int
+    ) -> None:
+        self.runtime = runtime
+        self.arguments = arguments
+        self.outputs = outputs
+        self.threads = threads
+        self.freezer_version = 1
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.runtime.send(json.dumps(message).encode())
+
+    def ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        self.tell(message)
+        answer, descriptors, _, _ = socket.recv_fds(self.runtime, 1 << 16, 4)
+        if not answer:
+            raise EvaluatorFailed("the runtime closed its channel to the judge")
+        for descriptor in descriptors:
+            fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        return json.loads(answer), descriptors
+
+    def start(self, trees: Sequence[int], role: str = "worker") -> list[Worker]:
+        """Start one worker for each tree, side by side. Each is handed its solution; call `imported` on it next."""
+        started = []
+        for tree in trees:
+            answer, descriptors = self.ask({"op": "start", "role": role})
+            self.freezer_version = answer["freezer"]
+            worker = Worker(self, answer["id"], descriptors)
+            worker.setup(tree, self.threads)
+            started.append(worker)
+        return started

@@ -1,0 +1,231 @@
+"""Sandboxes made by bubblewrap: no daemon, no image, ready in some 20 ms.
+
+Started by root without a user namespace: bubblewrap mounts as root, then `setpriv` inside becomes the sandbox's
+uid and drops every capability for good. With `--uid` instead the process would stay root to the kernel and read
+root's files. The launching shell joins the control groups first, so that nothing runs outside them, and passes
+nothing on but descriptors 0 to 3.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path, PurePosixPath
+
+from justgoal.errors import Fatal, UsageError
+from justgoal.sandboxes import Spec, cgroups, mounts
+
+UID = 61000
+JUDGE_UID = 61001
+_SETTLING = 10.0  # s
+_LAUNCH = 'ulimit -c 0; ulimit -n 4096; umask 022; for group in {groups}; do echo 0 >"$group" || exit 1; done; '
+_EXEC = 'exec bwrap --args {arguments} -- "$@" 3<&{channel} {channel}<&-'
+
+
+class Bubblewrap:
+    """The engine; see Engine. The thread that starts a sandbox must outlive it (bubblewrap dies with it)."""
+
+    name = "bubblewrap"
+
+    def __init__(self) -> None:
+        if shutil.which("bwrap") is None:
+            raise UsageError("bubblewrap is not installed: apt install bubblewrap")
+        if os.geteuid() != 0:
+            raise Fatal("sandboxes need root here: run as root or with sudo")
+        self.version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True,
+                                      check=True).stdout.split()[-1]
+        self._groups = cgroups.hierarchies()
+        self._groups.sweep()
+        self._stage = mounts.stage()
+
+    def start(self, spec: Spec) -> "BubblewrapSandbox":
+        """Start it; its command begins to run at once. Raises Fatal when it cannot be started."""
+        for mount in spec.mounts:
+            if not mount.source.exists():
+                raise Fatal(f"cannot mount {mount.source}: it does not exist")
+        group = self._groups.group(spec.limits)
+        try:
+            return BubblewrapSandbox(spec, group, self._arguments(spec))
+        except BaseException:
+            group.remove()
+            raise
+
+    def _arguments(self, spec: Spec) -> list[str]:
+        """bubblewrap's arguments up to the command."""
+        own = {mount.target for mount in spec.mounts}
+        sizes = {"/tmp": spec.limits.memory // 2, "/dev/shm": spec.limits.memory // 4, **spec.tmpfs}
+        tree = _Tree()
+        for path, target in mounts.links().items():
+            tree.add("--symlink", target, path)
+        for mount in mounts.mounts(self._stage, spec.uid):
+            tree.add("--ro-bind", str(mount.source), mount.target)
+        for path in mounts.masked():
+            tree.add("--perms", "0755", "--size", "4096", "--tmpfs", path)
+            tree.add("--remount-ro", path)
+        tree.add("--proc", "/proc")
+        tree.add("--dev", "/dev")
+        for path, size in sizes.items():
+            tree.add("--perms", "1777", "--size", str(size), "--tmpfs", path)
+        tree.add("--perms", "1777", "--dir", "/tmp/home")
+        for mount in spec.mounts:
+            tree.add("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
+        environment = {**mounts.environment(self._stage), **spec.environment}
+        return [
+            "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+            "--hostname", "sandbox", "--new-session", "--die-with-parent",
+            *(("--as-pid-1",) if spec.as_pid_1 else ()),
+            *(word for capability in ("SETUID", "SETGID", "SETPCAP") for word in ("--cap-add", f"CAP_{capability}")),
+            "--clearenv", *(word for item in environment.items() for word in ("--setenv", *item)),
+            *tree.arguments, "--remount-ro", "/",
+            "--chdir", "/workspace" if "/workspace" in own else "/tmp/home",
+        ]
+
+
+class _Tree:
+    """Mount arguments with every missing parent folder made first, open to all (bubblewrap makes them 0700)."""
+
+    def __init__(self) -> None:
+        self.arguments: list[str] = []
+        self._made = {"/"}
+
+    def add(self, *words: str) -> None:
+        target = words[-1]
+        for parent in reversed(PurePosixPath(target).parents):
+            if str(parent) not in self._made:
+                self.arguments += ["--perms", "0755", "--dir", str(parent)]
+                self._made.add(str(parent))
+        self._made.add(target)
+        self.arguments += words
+
+
+class BubblewrapSandbox:
+    """A running one; see Sandbox."""
+
+    def __init__(self, spec: Spec, group: cgroups.Group, arguments: list[str]) -> None:
+        self.spec = spec
+        self._group = group
+        self._closed = False
+        self.freezer = group.freezer()
+        self.channel, far = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM
+        )
+        self.output, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.output, False)
+        with far:
+            try:
+                self._process = _launch(spec, group, arguments, far.fileno(), write)
+            except BaseException:
+                self._close_descriptors()
+                raise
+            finally:
+                os.close(write)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def _settle(self) -> None:
+        """Wait until the command's process exists, then spare bubblewrap's own from freezing and memory kills.
+
+        PID 1 of the agent's sandbox is spared memory kills too, which only its launcher can do, and only with
+        CAP_SYS_RESOURCE; without (root in many containers) it is merely the last that the kernel would choose.
+        """
+        monitor = self._process.pid
+        deadline = time.monotonic() + _SETTLING
+        while self._process.poll() is None and time.monotonic() < deadline:
+            inside = self._group.freezable()
+            first = {pid for pid in inside if _parent(pid) == monitor}
+            if self.spec.as_pid_1 and first:
+                return self._spare({monitor}, first)
+            if first and any(_parent(pid) in first for pid in inside):
+                return self._spare({monitor, *first}, set())
+            time.sleep(0.0005)
+        message = _read(self.output).decode(errors="replace").strip()
+        raise Fatal(f"a sandbox did not start: {message or 'bubblewrap gave no reason'}")
+
+    def _spare(self, frozen_not: set[int], killed_not: set[int]) -> None:
+        for pid in frozen_not:
+            self._group.leave_freezer(pid)
+        for pid in frozen_not | killed_not:
+            with contextlib.suppress(PermissionError):
+                Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def exit_status(self, timeout: float) -> int | None:
+        """bubblewrap reports a death by signal as 128 plus its number; so an exit code of 139 reads as -11."""
+        if self._process.poll() is None:
+            select.select([self._pidfd], [], [], timeout)
+        code = self._process.poll()
+        if code is not None and 128 < code < 128 + signal.NSIG:
+            return 128 - code
+        return code
+
+    def memory_kills(self) -> int:
+        return self._group.memory_kills()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._group.remove()
+        self._process.wait()
+        os.close(self._pidfd)
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self.channel.close()
+        self.freezer.close()
+        os.close(self.output)
+
+
+def _launch(spec: Spec, group: cgroups.Group, arguments: list[str], channel: int, output: int) -> subprocess.Popen[bytes]:
+    """Start bubblewrap by way of a shell that joins the groups and puts the descriptors in their places."""
+    uid = str(spec.uid)
+    become = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
+              "--bounding-set=-all", "--no-new-privs", "--", *spec.command]
+    passed = [_memory_file("\0".join(arguments).encode()), fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 10)]
+    script = (_LAUNCH + _EXEC).format(groups=" ".join(group.joins), arguments=passed[0], channel=passed[1])
+    try:
+        return subprocess.Popen(["/bin/bash", "-c", script, "launch", *become], stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL if spec.quiet else output,
+                                stderr=subprocess.DEVNULL if spec.quiet else output, pass_fds=passed, cwd="/", env={"PATH": os.defpath})
+    finally:
+        for descriptor in passed:
+            os.close(descriptor)
+
+
+def _parent(pid: int) -> int:
+    """The parent process, 0 when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _read(descriptor: int) -> bytes:
+    """What is there to be read now, up to 4 KiB."""
+    try:
+        return os.read(descriptor, 4096)
+    except BlockingIOError:
+        return b""
+
+
+def _memory_file(content: bytes) -> int:
+    """Arguments go through a file: a command line can be read inside, and would name folders of the host."""
+    plain = os.memfd_create("arguments")
+    os.write(plain, content)
+    os.lseek(plain, 0, os.SEEK_SET)
+    descriptor = fcntl.fcntl(plain, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(plain)
+    return descriptor

@@ -1,0 +1,98 @@
+"""What every sandbox sees of the host: an allow-list. Everything that is not named here does not exist inside.
+
+Compilers, system libraries, the staged interpreter with torch and numpy (staging.py); no home, no /opt, no /etc
+but the linker's cache and the `alternatives` links, no justgoal, no runs, no packages besides torch's own.
+"""
+
+import os
+from pathlib import Path
+
+from justgoal.sandboxes import Mount
+from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
+
+__all__ = ["ACCOUNT", "PATH", "Stage", "environment", "links", "masked", "mounts", "own_folder", "stage",
+           "stage_tree"]
+
+ACCOUNT = "agent"
+PATH = f"{VENV}/bin:/opt/justgoal:/usr/bin:/usr/sbin"
+_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "include", "libexec")
+_SHARE = ("cmake*", "gcc*", "gdb", "perl", "perl5", "terminfo")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+
+
+def mounts(staged: Stage, uid: int) -> list[Mount]:
+    """The read-only mounts of every sandbox, parents before children."""
+    usr = [Path("/usr") / name for name in _USR]
+    share = [path for pattern in _SHARE for path in sorted(Path("/usr/share").glob(pattern))]
+    folders = [path for path in (*usr, *share, *_top_level(), *(Path("/etc") / name for name in _ETC))
+               if path.exists() and not path.is_symlink()]
+    identity = _identity_files(uid)
+    return [
+        *(Mount(path, str(path)) for path in folders),
+        Mount(_PROCESSORS, str(_PROCESSORS)),
+        *(Mount(identity / name, f"/etc/{name}") for name in ("passwd", "group", "hosts", "hostname")),
+        Mount(staged.python, PYTHON),
+        Mount(staged.venv, VENV),
+    ]
+
+
+def links() -> dict[str, str]:
+    """Symbolic links to make: path and where it points. On a merged system /bin is one to usr/bin."""
+    candidates = (*_top_level(), *(Path("/usr") / name for name in _USR))
+    return {str(path): str(path.readlink()) for path in candidates if path.is_symlink()}
+
+
+def masked() -> list[str]:
+    """Folders inside the mounts that are covered by nothing: the packages of the system's own Python."""
+    return [str(path) for path in sorted(Path("/usr/lib").glob("python3*/dist-packages")) if path.is_dir()]
+
+
+def environment(staged: Stage) -> dict[str, str]:
+    """The whole environment of a sandbox, besides what its Spec adds."""
+    libraries = {"LD_LIBRARY_PATH": f"{PYTHON}/lib"} if staged.libraries else {}
+    return {"HOME": "/tmp/home", "LANG": "C.UTF-8", "LOGNAME": ACCOUNT, "PATH": PATH, "TERM": "dumb",
+            "TMPDIR": "/tmp", "USER": ACCOUNT, **libraries}
+
+
+def own_folder(folder: Path, uid: int) -> None:
+    """Make `folder` for a sandbox to write in: owned by `uid`, inside a parent that no other user may enter.
+
+    Only the folder itself is given away; what an earlier run left in it has its owner already.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.chmod(0o700)
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(descriptor, uid, uid)
+        os.fchmod(descriptor, 0o755)
+    finally:
+        os.close(descriptor)
+
+
+def _top_level() -> list[Path]:
+    return [Path("/") / name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")]
+
+
+def _identity_files(uid: int) -> Path:
+    """Staged passwd, group, hosts and hostname that know nobody but root, the sandbox's user and nobody."""
+    folder = neutral_folder() / "identity" / str(uid)
+    texts = {
+        "passwd": f"root:x:0:0:root:/root:/bin/false\n{ACCOUNT}:x:{uid}:{uid}:{ACCOUNT}:/tmp/home:/bin/bash\n"
+                  "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+        "group": f"root:x:0:\n{ACCOUNT}:x:{uid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n",
+        "hostname": "sandbox\n",
+    }
+    if all((folder / name).is_file() and (folder / name).read_text() == text for name, text in texts.items()):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.chmod(0o755)
+    folder.chmod(0o755)
+    for name, text in texts.items():
+        temporary = folder / f".{name}-{os.getpid()}"
+        temporary.write_text(text)
+        temporary.chmod(0o644)
+        temporary.rename(folder / name)
+    return folder
