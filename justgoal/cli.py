@@ -61,8 +61,13 @@ def run(
         Literal["en", "zh"], typer.Option(metavar="en|zh", help="Language of the goal.")
     ] = "en",
     patience: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Stop after N evaluations in a row without improvement.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Stop after N evaluations in a row without improvement.  [default: 20 or the recording's]",
+        ),
+    ] = None,
     max_hours: Annotated[
         float | None, typer.Option(metavar="H", min=0, help="Stop after H hours of work.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Where the files beside the package are: in a checkout they stand at its top, in a wheel inside the package."""
+"""Where the files beside the package are: at the top of a checkout, or inside the package of a wheel."""
 
 import tomllib
 from collections.abc import Mapping

@@ -125,8 +125,8 @@ class State:
                 self._call(called).result = result
             case events.EvaluationStarted() as started:
                 self.evaluating = started
-            case events.Evaluation(_, verdict):
-                self._evaluation(verdict)
+            case events.Evaluation(number, verdict):
+                self._evaluation({**verdict, "number": number})
             case events.Champion(number, _):
                 self.champion = number
             case events.Paused(reason):

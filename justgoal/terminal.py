@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME = 0.125
 """Seconds between two frames of the status line."""
-QUIET = "judging: timing"
-"""The phase in which the status line stands still: nothing of ours runs beside a measurement."""
+QUIET = ("judging: timing", "measuring")
+"""How phases begin in which the status line stands still: nothing of ours runs beside a measurement."""
 
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: controls, invisible marks (bidi, zero width), surrogates, separators of lines."""
@@ -120,6 +120,7 @@ class View:
         self._console = console(stream) if is_terminal(stream) else None
         self._live: Live | None = None
         self._status = Status()
+        self._gap = False
         self._began = time.monotonic()
         self._moving = threading.Event()
         self._closing = threading.Event()
@@ -130,12 +131,16 @@ class View:
         self._began = time.monotonic() - elapsed
 
     def header(self, lines: Iterable[str]) -> None:
-        """The block that opens a run: lines as they are, then an empty one."""
-        for text in [*lines, ""]:
+        """Lines of the block that opens a run, as they are; an empty line parts it from the first event."""
+        for text in lines:
             self._print(harmless(text))
+        self._gap = True
 
     def line(self, text: str, style: str = "") -> None:
         """One event: `[00:02:41] evaluation 1: correct, ...`; its further lines stand below the first."""
+        if self._gap:
+            self._print("")
+            self._gap = False
         prefix = f"[{figures.elapsed(self._seconds())}] "
         self._print(prefix + harmless(text).replace("\n", "\n" + " " * len(prefix)), style)
 
@@ -159,7 +164,7 @@ class View:
         )
         if self._live is None:
             return
-        if self._status.phase == QUIET:
+        if self._status.phase.startswith(QUIET):
             self._moving.clear()
         else:
             self._moving.set()

@@ -17,7 +17,7 @@ ENTRIES = 500  # of a folder
 Message = dict[str, Any]
 
 
-class Failure(Exception):
+class ActionError(Exception):
     """A file action that cannot be done: the name of a notice, and what it mentions."""
 
     def __init__(self, notice: str, **fields: object) -> None:
@@ -32,12 +32,12 @@ def act(request: Message) -> tuple[Message, bytes]:
         "view": view, "create": create, "str_replace": replace, "insert": insert}
     try:
         return actions[request["command"]](path, request)
-    except Failure as failure:
+    except ActionError as failure:
         return failure.answer, b""
     except FileNotFoundError:
         return {"ok": False, "notice": "file_missing", "path": str(path)}, b""
     except OSError as error:
-        return {"ok": False, "notice": "file_error", "path": str(path), "reason": error.strerror or str(error)}, b""
+        return {"ok": False, "notice": "file_error", "path": str(path), "reason": error.strerror}, b""
 
 
 def view(path: Path, request: Message) -> tuple[Message, bytes]:
@@ -47,7 +47,7 @@ def view(path: Path, request: Message) -> tuple[Message, bytes]:
     first, last = request.get("view_range") or (1, -1)
     last = len(lines) if last == -1 else min(last, len(lines))
     if not 1 <= first <= max(last, 1):
-        raise Failure("file_range", path=str(path), lines=len(lines))
+        raise ActionError("file_range", path=str(path), lines=len(lines))
     shown, size = [], 0
     for number in range(first, last + 1):
         line = lines[number - 1].removesuffix(b"\n")
@@ -76,7 +76,8 @@ def view_folder(path: Path) -> tuple[Message, bytes]:
 
     visit(path, 1)
     text = b"\n".join([os.fsencode(str(path).rstrip("/") + "/"), *found[:ENTRIES]])
-    return {"ok": True, **({"notice": "folder_cut", "entries": ENTRIES} if len(found) > ENTRIES else {})}, text
+    cut = {"notice": "folder_cut", "entries": ENTRIES} if len(found) > ENTRIES else {}
+    return {"ok": True, **cut}, text
 
 
 def create(path: Path, request: Message) -> tuple[Message, bytes]:
@@ -91,8 +92,8 @@ def replace(path: Path, request: Message) -> tuple[Message, bytes]:
     times = content.count(old)
     if times != 1:
         lines = [content.count(b"\n", 0, place) + 1 for place in places(content, old)]
-        raise Failure("old_str_missing" if times == 0 else "old_str_repeated", path=str(path), times=times,
-                      lines=", ".join(map(str, lines[:20])))
+        notice = "old_str_missing" if times == 0 else "old_str_repeated"
+        raise ActionError(notice, path=str(path), times=times, lines=", ".join(map(str, lines[:20])))
     before = content[:content.index(old)]
     write(path, content.replace(old, new))
     return {"ok": True, "notice": "file_edited", "path": str(path), "line": before.count(b"\n") + 1}, b""
@@ -109,7 +110,7 @@ def insert(path: Path, request: Message) -> tuple[Message, bytes]:
     lines = split(read(path))
     after, text = request["insert_line"], request["insert_text"].encode(errors="replace")
     if not 0 <= after <= len(lines):
-        raise Failure("insert_range", path=str(path), lines=len(lines))
+        raise ActionError("insert_range", path=str(path), lines=len(lines))
     if after and not lines[after - 1].endswith(b"\n"):
         lines[after - 1] += b"\n"
     if not text.endswith(b"\n"):
@@ -140,6 +141,6 @@ def write(path: Path, content: bytes) -> None:
 
 def check(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise Failure("file_special", path=str(path))
+        raise ActionError("file_special", path=str(path))
     if status.st_size > FILE:
-        raise Failure("file_large", path=str(path), size=status.st_size, limit=FILE)
+        raise ActionError("file_large", path=str(path), size=status.st_size, limit=FILE)

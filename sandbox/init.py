@@ -4,10 +4,10 @@ A frame is two big-endian 32-bit lengths, a JSON object and raw bytes. The runti
     {"do": "run", "command": text}      answered when the command has ended, or was stopped
     {"do": "stop", "why": word}         ends what runs now; that answer then says `why`
     {"do": "restart"}                   kills everything and starts a new shell
-    {"do": "file", "command": ...}      a file action, done by a child so that nothing in the sandbox can hang us
+    {"do": "file", "command": ...}      a file action (files.py), done by a child so that it cannot hang us
 
-Deadlines are the runtime's business: its clock stands still while we are frozen, ours does not. Processes inside
-have our uid; we are neither dumpable nor, being PID 1 without handlers, killable from inside.
+Deadlines are the runtime's business: its clock stands still while we are frozen, ours does not. Processes
+inside have our uid; we are neither dumpable nor, being PID 1 without signal handlers, killable from inside.
 """
 
 import ctypes
@@ -41,9 +41,8 @@ class Call:
     """One command: what it printed so far, and how to tell that it has ended."""
 
     number: int
-    mark: bytes = field(default_factory=lambda: f"\0{os.urandom(16).hex()}:".encode())
-    known: frozenset[str] = field(default_factory=lambda: frozenset(os.listdir("/proc")))
-    began: int = field(default_factory=lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS))
+    began: tuple[int, int]  # processes that began later are the call's
+    mark: bytes = field(default_factory=lambda: f"\0{os.urandom(12).hex()}:".encode())
     head: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
     held: bytes = b""
@@ -55,7 +54,7 @@ class Call:
     def line(self, command: str) -> bytes:
         """What bash reads. The mark is assembled by printf only, so that `set -x` cannot print it."""
         token = self.mark[1:-1].decode()
-        return (f"eval -- {shlex.quote(command)} </dev/null >/proc/self/fd/1 2>&1; "
+        return (f"eval -- {shlex.quote(command)} </dev/null >&2 2>&1; "
                 f"{{ builtin printf '\\0%s:%d\\0' {token} $?; }} 2>/dev/null\n").encode(errors="replace")
 
     def feed(self, data: bytes) -> int | None:
@@ -90,7 +89,8 @@ class Call:
             OUTPUTS.mkdir(exist_ok=True)
             path = OUTPUTS / f"call-{self.number}.txt"
             path.unlink(missing_ok=True)
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.file = os.open(path, flags, 0o644)
             self.write(data)
         except OSError:
             self.close()
@@ -148,6 +148,7 @@ class Init:
         self.received = b""
         self.output, self.write_end = os.pipe()
         os.set_blocking(self.output, False)
+        self.load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self.shell = Shell(self.write_end)
         self.numbers = 0
         self.call: Call | None = None
@@ -190,7 +191,7 @@ class Init:
         return [descriptor for descriptor, _ in poll.poll(timeout)]
 
     def receive(self) -> None:
-        data = self.channel.recv(1 << 20)
+        data = self.channel.recv(1 << 16)
         if not data:
             os._exit(0)  # the runtime is gone: so is everything here
         self.received += data
@@ -208,11 +209,16 @@ class Init:
 
     def do_run(self, request: Message) -> None:
         self.numbers += 1
-        self.call = Call(self.numbers)
+        self.call = Call(self.numbers, self.now())
         self.shell.pending += self.call.line(request["command"])
         self.shell.flush()
         late, self.late, self.idle = self.late, b"", 0
         self.call.feed(late)
+
+    def now(self) -> tuple[int, int]:
+        """A moment in the lives of processes: ticks since boot, then the last number that was given out."""
+        last = os.pread(self.load, 100, 0).split()[-1]
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS), int(last)
 
     def do_stop(self, request: Message) -> None:
         if self.call and not self.call.why:
@@ -280,12 +286,12 @@ class Init:
         return True
 
     def stop(self, why: str) -> None:
-        """Kill what the call started (after a flood: whatever may print); the shell itself if it does not return."""
+        """Kill what the call started, after a flood all but the shell; that too if it does not return."""
         assert self.call
         self.call.why = why
         self.call.give_up = time.monotonic() + GRACE
         if why == "flood":
-            self.call.known = frozenset()
+            self.call.began = (0, 0)
         self.kill_since(self.call)
 
     def finish(self, ended: str, code: int | None) -> None:
@@ -319,12 +325,11 @@ class Init:
         self.shell = Shell(self.write_end)
 
     def kill_since(self, call: Call) -> None:
-        """Kill every process that began during the call, but us and the shell; all of them if they outrun us."""
+        """Kill every process that began during the call, but us and the shell; all if they outrun us."""
         spared = {1, self.shell.pid}
         done: set[int] = set()
         for _ in range(100):
-            fresh = {pid for pid, started in processes()
-                     if pid not in spared | done and (str(pid) not in call.known or started > call.began)}
+            fresh = {pid for pid, began in processes() if pid not in spared | done and began > call.began}
             if not fresh:
                 return
             for pid in fresh:
@@ -344,16 +349,16 @@ class Init:
                 self.shell.status = status
 
 
-def processes() -> Iterator[tuple[int, int]]:
-    """Every process that is no zombie, and when it began, in ticks since boot."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+def processes() -> Iterator[tuple[int, tuple[int, int]]]:
+    """Every process that is no zombie, and when it began (as Init.now)."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
             try:
-                words = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
+                words = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue
             if words[0] not in (b"Z", b"X"):
-                yield int(name), int(words[19])
+                yield int(folder.name), (int(words[19]), int(folder.name))
 
 
 def kill(pid: int) -> None:

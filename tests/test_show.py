@@ -14,7 +14,8 @@ from justgoal.transcript import Transcript
 
 RUN = {"task": "op/w", "device": "cpu", "processor": "Some CPU", "cores": 2, "model": "claude-opus-5-5"}
 USAGE = {"input_tokens": 1_000_000, "cache_read_input_tokens": 900_000, "output_tokens": 212_000}
-WRONG = Verdict("wrong", "output 1 (state): worst head is 4.1x the allowed error; all other outputs pass", number=1)
+WHY = "output 1 (state): worst head is 4.1x the allowed error; all other outputs pass"
+WRONG = Verdict("wrong", WHY, number=1)
 FIRST = Verdict("correct", number=2, latency=22.4e-3, speedup=2.76, resolution=0.009, improved=True)
 SLOWER = Verdict("correct", "1.003x ± 0.9 %", number=3, latency=22.3e-3, speedup=2.77, resolution=0.009)
 FINAL = Verdict("correct", latency=22.5e-3, speedup=2.75, resolution=0.007, expert="compiled")
@@ -60,7 +61,8 @@ def shown(folder: Path) -> str:
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
-    assert shown(write(tmp_path / "op-w-1", *response(USAGE), *JUDGED, *ENDED)) == (
+    summary = shown(write(tmp_path / "op-w-1", *response(USAGE), *JUDGED, *ENDED))
+    assert summary.partition("─")[0] == (
         "run          op-w-1\n"
         "task         op/w, cpu (Some CPU, 2 cores)\n"
         "model        claude-opus-5-5\n"
@@ -68,21 +70,26 @@ def test_a_finished_run(tmp_path: Path) -> None:
         "time         T, 1 turn, 1.9M tokens in, 212k out\n"
         "result       evaluation 2: 2.75x ± 0.7 % over the expert (compiled)\n"
         "\n"
-        "evaluation      time   latency         speedup   champion   outcome\n"
+        "evaluation       time   latency         speedup   champion   outcome\n"
     )
+
+
+UNFINISHED = "unfinished: the command that started it goes on with it"
+BEST = "evaluation 2: correct, 22.4 ms, 2.76x ± 0.9 %; not judged afresh"
+GAVE_UP: list[events.Event] = [events.Stopped("max_turns", "9 turns used"), events.Final(None, None)]
 
 
 @pytest.mark.parametrize(
     ("written", "status", "result"),
     [
-        ([], "unfinished: the command that started it goes on with it", "no evaluation"),
-        (JUDGED[:2], "unfinished: the command that started it goes on with it", "no correct solution"),
-        (JUDGED[:3], "unfinished: the command that started it goes on with it", "no correct solution"),
-        ([*JUDGED, events.Paused("Ctrl-C")], "interrupted: Ctrl-C", "evaluation 2: correct, 22.4 ms, 2.76x ± 0.9 %; not judged afresh"),
+        ([], UNFINISHED, "no evaluation"),
+        (JUDGED[:2], UNFINISHED, "no correct solution"),
+        (JUDGED[:3], UNFINISHED, "no correct solution"),
+        ([*JUDGED, events.Paused("Ctrl-C")], "interrupted: Ctrl-C", BEST),
         ([events.Stopped("refused", "")], "refused", "no evaluation"),
-        ([*JUDGED[:2], events.Stopped("max_turns", "9 turns used"), events.Final(None, None)], "max_turns: 9 turns used", "no correct solution"),
+        ([*JUDGED[:2], *GAVE_UP], "max_turns: 9 turns used", "no correct solution"),
     ],
-)  # fmt: skip
+)
 def test_an_unfinished_run(tmp_path: Path, written: list[events.Event], status: str, result: str) -> None:
     found = dict(show.lines(show.read(write(tmp_path / "run", *written))))
     assert (found["status"], found["result"]) == (status, result)
@@ -154,8 +161,14 @@ def test_files_that_never_were_a_transcript(tmp_path: Path, content: bytes) -> N
     assert found["result"] == "no evaluation"
 
 
-HOSTILE = "\x1b[31m\x1b]8;;http://example.org\x1b\\\x1b]52;c;cm0=\x07\x1bP1$r\x9b2J[red][/]\u202e\u200b\ud800\r\n[00:00:01] x"
-TAMED = r"\x1b[31m\x1b]8;;http://example.org\x1b\\x1b]52;c;cm0=\x07\x1bP1$r\x9b2J[red][/]\u202e\u200b\ud800\n[00:00:01] x"
+HOSTILE = (
+    "\x1b[31m\x1b]8;;http://example.org\x1b\\\x1b]52;c;cm0=\x07\x1bP1$r"
+    "\x9b2J[red][/]\u202e\u200b\ud800\r\n[00:00:01] x"
+)
+TAMED = (
+    r"\x1b[31m\x1b]8;;http://example.org\x1b\\x1b]52;c;cm0=\x07\x1bP1$r"
+    r"\x9b2J[red][/]\u202e\u200b\ud800\n[00:00:01] x"
+)
 
 
 def test_a_hostile_transcript_is_shown_harmlessly_and_completely(tmp_path: Path) -> None:

@@ -48,10 +48,9 @@ class Rejected(Exception):
 
 @dataclass
 class Contender:
-    """A built solution and what is known of it."""
+    """A built solution: its tree, sealed."""
 
     tree: int
-    speedup: float = 0.0
 
 
 @dataclass
@@ -433,9 +432,9 @@ class Judge:
         assert draws is not None
         return draws
 
-    def crown(self, source: int, speedup: float, best: float) -> None:
-        """Take up a champion of an earlier process of this run."""
-        self.champion = Contender(self.build(source), speedup)
+    def crown(self, source: int, best: float) -> None:
+        """Take up the champion of an earlier process of this run."""
+        self.champion = Contender(self.build(source))
         self.best = best
 
 

@@ -104,7 +104,7 @@ class Anthropic:
         except AttemptError as error:
             error.request_id = response.headers.get("request-id")
             raise
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             if expired.is_set():
                 raise AttemptError("incomplete", f"no whole answer within {self._ceiling:g} s") from error
             raise

@@ -17,7 +17,7 @@ from justgoal.transcript import find_run, read
 class Recorded:
     """`run` is a run's folder or its name in `runs`; `run_json` is what the recording says about itself.
 
-    The recording is verified as a whole at the start, and read again, a response at a time, while it is played.
+    The recording is verified as a whole at the start, then read again, a response at a time, as it is played.
     """
 
     def __init__(self, run: str, runs: Path) -> None:

@@ -1,7 +1,7 @@
 """The events of a Messages stream, added up to their message: plain dicts, exactly as received.
 
-The SDK's own accumulation is not used: it rebuilds blocks from its types, takes a tool's input that was cut off
-for a whole one, and returns a message that ended too early without a word.
+The SDK's own accumulation is not used: it rebuilds blocks from its types, takes a tool's input that was cut
+off for a whole one, and returns a message that ended too early without a word.
 """
 
 import json
@@ -22,7 +22,7 @@ REQUIRED: dict[str, dict[str, type]] = {
 
 
 def assemble(events: Iterable[Json]) -> Json:
-    """The whole message; AttemptError where the server reports an error, or where the message is not whole."""
+    """The whole message; AttemptError where the server reports an error or the message is not whole."""
     try:
         return _assemble(events)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -69,9 +69,7 @@ def _extend(block: Json, parts: dict[tuple[int, str], list[str]], index: int, de
     elif kind == "citations_delta":
         block["citations"] = [*(block.get("citations") or []), delta["citation"]]
     else:
-        raise AttemptError(
-            "unsupported", f"the server streams a {kind!r}, which this version does not know", status=200
-        )
+        raise AttemptError("unsupported", f"the server streams {kind!r}, unknown to this version", status=200)
 
 
 def _join(message: Json, parts: dict[tuple[int, str], list[str]]) -> None:
@@ -101,7 +99,7 @@ def _check(message: Json) -> None:
 
 
 def _cut_input(text: str) -> Json:
-    """What had come of a tool's input that the length limit cut off; nothing where even that is unreadable."""
+    """What had come of a tool's input that the length limit cut off; nothing where that is unreadable."""
     try:
         begun = from_json(text.encode(), partial_mode="trailing-strings")
     except ValueError:

@@ -1,6 +1,6 @@
 """What a sandbox is, whichever engine makes it: processes of another uid in namespaces of their own.
 
-Every sandbox sees the same allow-listed system (see mounts.py), has no network, its own limits, and a freezer.
+Every sandbox sees the same allow-listed system (see mounts.py), has no network, its own limits and freezer.
 """
 
 import socket
@@ -34,8 +34,10 @@ class Limits:
 class Spec:
     """One sandbox to start. Its command's descriptor 3 is the far end of `Sandbox.channel`.
 
-    `packets`: the channel keeps the borders of messages (SOCK_SEQPACKET) instead of being a stream. `quiet`: what the
-    command prints goes nowhere, and `Sandbox.output` stays empty.
+    `tmpfs`: sizes of writable folders; /tmp and /dev/shm are there anyway, with a half and a quarter of the
+    memory. `as_pid_1`: the command is PID 1 inside, without a reaper above it. `packets`: the channel keeps
+    the borders of messages (SOCK_SEQPACKET) instead of being a stream. `quiet`: what the command prints
+    goes nowhere, and `Sandbox.output` stays empty.
     """
 
     role: str
@@ -62,7 +64,7 @@ class Sandbox(Protocol):
         """Whether the command still runs."""
 
     def exit_status(self, timeout: float) -> int | None:
-        """How the command ended: its exit code, minus a signal's number, None while it runs after `timeout` s."""
+        """Its exit code, or minus the number of the signal that ended it; None: still running after `timeout` s."""
 
     def memory_kills(self) -> int:
         """How many processes the kernel has killed in it for memory."""

@@ -1,9 +1,9 @@
-"""Sandboxes made by bubblewrap: no daemon, no image, ready in some 20 ms.
+"""Sandboxes made by bubblewrap: no daemon, no image, ready in some 30 ms.
 
-Started by root without a user namespace: bubblewrap mounts as root, then `setpriv` inside becomes the sandbox's
-uid and drops every capability for good. With `--uid` instead the process would stay root to the kernel and read
-root's files. The launching shell joins the control groups first, so that nothing runs outside them, and passes
-nothing on but descriptors 0 to 3.
+Started by root without a user namespace: bubblewrap mounts as root, then `setpriv` inside becomes the
+sandbox's uid and drops every capability for good. With `--uid` instead the process would stay root to the
+kernel and read root's files. The launching shell joins the control groups first, so that nothing runs outside
+them, and passes nothing on but descriptors 0 to 3.
 """
 
 import contextlib
@@ -23,8 +23,11 @@ from justgoal.sandboxes import Spec, cgroups, mounts
 UID = 61000
 JUDGE_UID = 61001
 _SETTLING = 10.0  # s
-_LAUNCH = 'ulimit -c 0; ulimit -n 4096; umask 022; for group in {groups}; do echo 0 >"$group" || exit 1; done; '
-_EXEC = 'exec bwrap --args {arguments} -- "$@" 3<&{channel} {channel}<&-'
+_LAUNCH = """
+ulimit -c 0; ulimit -n 4096; umask 022
+for group in {groups}; do echo 0 >"$group" || exit 1; done
+exec bwrap --args {arguments} -- "$@" 3<&{channel} {channel}<&-
+"""
 
 
 class Bubblewrap:
@@ -75,11 +78,12 @@ class Bubblewrap:
         for mount in spec.mounts:
             tree.add("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
         environment = {**mounts.environment(self._stage), **spec.environment}
+        capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
         return [
             "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
             "--hostname", "sandbox", "--new-session", "--die-with-parent",
             *(("--as-pid-1",) if spec.as_pid_1 else ()),
-            *(word for capability in ("SETUID", "SETGID", "SETPCAP") for word in ("--cap-add", f"CAP_{capability}")),
+            *(word for capability in capabilities for word in ("--cap-add", capability)),
             "--clearenv", *(word for item in environment.items() for word in ("--setenv", *item)),
             *tree.arguments, "--remount-ro", "/",
             "--chdir", "/workspace" if "/workspace" in own else "/tmp/home",
@@ -87,7 +91,7 @@ class Bubblewrap:
 
 
 class _Tree:
-    """Mount arguments with every missing parent folder made first, open to all (bubblewrap makes them 0700)."""
+    """Mount arguments, every missing parent folder made first and open to all: bubblewrap makes them 0700."""
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
@@ -111,6 +115,7 @@ class BubblewrapSandbox:
         self._group = group
         self._closed = False
         self.freezer = group.freezer()
+        self._memory_events = group.memory_events()
         self.channel, far = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM
         )
@@ -132,10 +137,10 @@ class BubblewrapSandbox:
             raise
 
     def _settle(self) -> None:
-        """Wait until the command's process exists, then spare bubblewrap's own from freezing and memory kills.
+        """Wait until the command's process exists; spare bubblewrap's own from freezing and memory kills.
 
         PID 1 of the agent's sandbox is spared memory kills too, which only its launcher can do, and only with
-        CAP_SYS_RESOURCE; without (root in many containers) it is merely the last that the kernel would choose.
+        CAP_SYS_RESOURCE; without (root in many containers) it is merely the last that the kernel chooses.
         """
         monitor = self._process.pid
         deadline = time.monotonic() + _SETTLING
@@ -161,7 +166,7 @@ class BubblewrapSandbox:
         return self._process.poll() is None
 
     def exit_status(self, timeout: float) -> int | None:
-        """bubblewrap reports a death by signal as 128 plus its number; so an exit code of 139 reads as -11."""
+        """bubblewrap reports a death by signal as 128 plus its number: an exit code of 139 reads as -11."""
         if self._process.poll() is None:
             select.select([self._pidfd], [], [], timeout)
         code = self._process.poll()
@@ -170,7 +175,7 @@ class BubblewrapSandbox:
         return code
 
     def memory_kills(self) -> int:
-        return self._group.memory_kills()
+        return cgroups.memory_kills(self._memory_events)
 
     def close(self) -> None:
         if self._closed:
@@ -186,20 +191,24 @@ class BubblewrapSandbox:
     def _close_descriptors(self) -> None:
         self.channel.close()
         self.freezer.close()
+        os.close(self._memory_events)
         os.close(self.output)
 
 
-def _launch(spec: Spec, group: cgroups.Group, arguments: list[str], channel: int, output: int) -> subprocess.Popen[bytes]:
+def _launch(
+    spec: Spec, group: cgroups.Group, arguments: list[str], channel: int, output: int
+) -> subprocess.Popen[bytes]:
     """Start bubblewrap by way of a shell that joins the groups and puts the descriptors in their places."""
     uid = str(spec.uid)
     become = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
               "--bounding-set=-all", "--no-new-privs", "--", *spec.command]
     passed = [_memory_file("\0".join(arguments).encode()), fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 10)]
-    script = (_LAUNCH + _EXEC).format(groups=" ".join(group.joins), arguments=passed[0], channel=passed[1])
+    script = _LAUNCH.format(groups=" ".join(group.joins), arguments=passed[0], channel=passed[1])
+    printed = subprocess.DEVNULL if spec.quiet else output
     try:
         return subprocess.Popen(["/bin/bash", "-c", script, "launch", *become], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.DEVNULL if spec.quiet else output,
-                                stderr=subprocess.DEVNULL if spec.quiet else output, pass_fds=passed, cwd="/", env={"PATH": os.defpath})
+                                stdout=printed, stderr=printed, pass_fds=passed, cwd="/",
+                                env={"PATH": os.defpath})
     finally:
         for descriptor in passed:
             os.close(descriptor)

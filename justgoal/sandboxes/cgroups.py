@@ -1,8 +1,8 @@
 """Control groups of sandboxes: limits on memory, processes and CPU, and the freezer; versions 1 and 2.
 
-Every sandbox gets a group of its own (one folder per hierarchy under version 1), below the group that this process
-is in, so that limits set on us hold for it too. Needs root. A group's name says which process made it: what a
-killed runtime left behind is removed by the next one.
+Every sandbox gets a group of its own (one folder per hierarchy under version 1), below the group that this
+process is in under version 1, so that limits set on us hold for it too. Needs root. A group's name says which
+process made it: what a killed runtime left behind is removed by the next one.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Hierarchies:
 class Group:
     """One sandbox's folders. The command joins by writing 0 to each of `joins` before it becomes the sandbox.
 
-    Under version 2 the freezer is a folder inside, so that bubblewrap's own processes can be limited, not frozen.
+    Under version 2 the freezer is a folder inside: bubblewrap's own processes can be limited, yet not freeze.
     """
 
     def __init__(self, version: int, folders: dict[str, Path]) -> None:
@@ -101,7 +101,7 @@ class Group:
         return open_freezer(self.folders["freezer"], self.version)
 
     def leave_freezer(self, pid: int) -> None:
-        """Take a process that only waits (bubblewrap's own) out of what is frozen: it halves the time it takes."""
+        """Take a process that only waits (bubblewrap's own) out of the freezer: that halves its time."""
         _write(self.folders["freezer"].parent / "cgroup.procs", pid)
 
     def freezable(self) -> set[int]:
@@ -115,13 +115,10 @@ class Group:
                 found.update(map(int, (folder / "cgroup.procs").read_text().split()))
         return found - {0}
 
-    def memory_kills(self) -> int:
-        """How many processes the kernel has killed here for memory."""
+    def memory_events(self) -> int:
+        """Open the file that memory_kills reads; the caller closes it."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        for line in (self.folders["memory"] / name).read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-        return 0
+        return os.open(self.folders["memory"] / name, os.O_RDONLY | os.O_CLOEXEC)
 
     def remove(self, patience: float = 10.0) -> None:
         """Kill what is inside, frozen or not, wait for it, and remove the folders."""
@@ -147,6 +144,14 @@ class Group:
                     _write(folder / "cgroup.freeze", 0)
 
 
+def memory_kills(events: int) -> int:
+    """How many processes the kernel has killed for memory, from an open file of Group.memory_events."""
+    for line in os.pread(events, 4096, 0).splitlines():
+        if line.startswith(b"oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
 def open_freezer(folder: Path, version: int) -> Freezer:
     names = ("freezer.state", "freezer.state") if version == 1 else ("cgroup.freeze", "cgroup.events")
     write = os.open(folder / names[0], os.O_WRONLY | os.O_CLOEXEC)
@@ -170,12 +175,10 @@ def hierarchies() -> Hierarchies:
 
 
 def _delegated(unified: Path) -> Path:
-    """A folder of version 2 whose children may have limits: the top of what we see, emptied if need be.
+    """The top of version 2 as we see it, made ready to have children with limits, emptied if need be.
 
-    Only the machine's own top group may hold processes beside limited children; in a container ours is not that.
+    Only the machine's own top group may hold processes beside limited children; a container's may not.
     """
-    while not (unified / "cgroup.type").exists() and unified.parent.joinpath("cgroup.subtree_control").exists():
-        unified = unified.parent
     control = unified / "cgroup.subtree_control"
     wanted = "+memory +pids +cpu"
     if {"memory", "pids", "cpu"} <= set(control.read_text().split()):

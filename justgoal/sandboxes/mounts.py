@@ -1,7 +1,7 @@
-"""What every sandbox sees of the host: an allow-list. Everything that is not named here does not exist inside.
+"""What every sandbox sees of the host: an allow-list. What is not named here does not exist inside.
 
-Compilers, system libraries, the staged interpreter with torch and numpy (staging.py); no home, no /opt, no /etc
-but the linker's cache and the `alternatives` links, no justgoal, no runs, no packages besides torch's own.
+Compilers, system libraries, the staged interpreter with torch and numpy (staging.py); no home, no /opt, no
+/etc but the linker's cache and the `alternatives` links, no justgoal, no runs, no other packages.
 """
 
 import os

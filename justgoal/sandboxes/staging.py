@@ -1,8 +1,8 @@
 """A neutral copy of what a sandbox may see of this machine's Python: the interpreter and a few packages.
 
-A bind mount shows its origin in /proc/self/mountinfo, and the interpreter may lie in a folder that only its owner
-may enter. So it is staged: hard links (copies across file systems) under one folder whose name says nothing,
-built once per interpreter and set of packages, shared by all runs, never changed afterwards.
+A bind mount shows its origin in /proc/self/mountinfo, and the interpreter may lie in a folder that only its
+owner may enter. So it is staged: hard links (copies across file systems) under one folder whose name says
+nothing, built once per interpreter and set of packages, shared by all runs, never changed afterwards.
 """
 
 import csv
@@ -34,7 +34,7 @@ _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True)
 class Stage:
-    """`python` belongs at PYTHON and `venv` at VENV, read-only. `libraries`: whether libpython is a shared one."""
+    """`python` belongs at PYTHON, `venv` at VENV. `libraries`: whether libpython is a shared one."""
 
     python: Path
     venv: Path
@@ -58,7 +58,8 @@ def stage() -> Stage:
             _stage_python(temporary / "python")
             _stage_venv(temporary / "venv", packages)
             finish(key)
-    return Stage(home / key / "python", home / key / "venv", bool(sysconfig.get_config_var("Py_ENABLE_SHARED")))
+    shared = bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
+    return Stage(home / key / "python", home / key / "venv", shared)
 
 
 def stage_tree(source: Path) -> Path:
@@ -200,14 +201,15 @@ def _stage_venv(target: Path, packages: list[metadata.Distribution]) -> None:
         (target / "bin" / name).symlink_to(f"{PYTHON}/bin/{_VERSION}")
     version = ".".join(map(str, sys.version_info[:3]))
     configuration = target / "pyvenv.cfg"
-    configuration.write_text(f"home = {PYTHON}/bin\ninclude-system-site-packages = false\nversion = {version}\n")
+    configuration.write_text(
+        f"home = {PYTHON}/bin\ninclude-system-site-packages = false\nversion = {version}\n")
     configuration.chmod(0o644)
     for package in packages:
         root = Path(str(package.locate_file("")))
         for row in csv.reader(io.StringIO(package.read_text("RECORD") or "")):
-            name = Path(row[0])
-            if _belongs(name) and (root / name).is_file():
-                _link(root / name, site / name)
+            file = Path(row[0])
+            if _belongs(file) and (root / file).is_file():
+                _link(root / file, site / file)
     _compile(site)
 
 

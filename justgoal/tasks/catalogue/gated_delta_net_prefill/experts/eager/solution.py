@@ -1,90 +1,109 @@
-"""The chunked (WY) form of the gated delta rule in torch operators: few large products instead of a loop over tokens.
+"""The chunked (WY) form of the gated delta rule in torch operators: a few large products, no loop over tokens.
 
-All sequences are cut into chunks; chunk j of every sequence is worked on together. Within a chunk the tokens'
-updates u solve a triangular system whose right side depends on the state at the chunk's start, so all that does not
-depend on it is computed for all chunks at once, and only three products a chunk are sequential. Value heads
-that share a key head share its products: the state is kept as [sequence, key head, key, value heads x value].
+All sequences are cut into chunks, and chunk j of every sequence is worked on together. Within a chunk the updates u of
+its tokens solve a triangular system whose right side depends on the state before the chunk. All that does not depend
+on the state is computed for all chunks at once; three products a chunk are sequential. Value heads that share a
+key head share its products: the state is kept as [sequence, key head, (value head, value), key].
 """
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 CHUNK = 32
 
 
-def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):  # noqa: N803 (the operator's own names)
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    b: Tensor,
+    cu_seqlens: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
     tokens, slots, valid, order, running = pack(cu_seqlens, v.shape[0])
-    chunks, (hk, hv, d) = tokens.shape[0], (k.shape[1], *v.shape[1:])
-    share = hv // hk
+    hk, hv, d = k.shape[1], *v.shape[1:]
+    chunks, share = tokens.shape[0] // CHUNK, hv // hk
 
-    decay = -A_log.double().exp() * functional.softplus(a + dt_bias)  # a logarithm, summed in float64 because
-    decay = torch.where(valid, decay[tokens], 0.0).cumsum(1).mT.contiguous()  # differences of large sums follow
-    beta = torch.where(valid, b.sigmoid()[tokens], 0.0).mT  # [chunks, hv, C]
-    keys_queries = torch.cat((k[tokens], scale * q[tokens]), 1).transpose(1, 2).contiguous()
-    keys = keys_queries[:, :, :CHUNK]
-    values = v[tokens].view(chunks, CHUNK, hk, share, d).permute(0, 2, 3, 1, 4).contiguous()
+    def chunked(x: Tensor) -> Tensor:
+        return x.index_select(0, tokens).view(chunks, CHUNK, *x.shape[1:])
 
-    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).float()
+    # The decay's logarithm is summed in float64: differences of sums follow, and after a reset the sums are large.
+    decay = -A_log.double().exp() * functional.softplus(a.double() + dt_bias)
+    decay = (chunked(decay) * valid).cumsum(1).mT.contiguous()  # [chunks, hv, C]
+    beta = (chunked(b.sigmoid()) * valid).mT.reshape(-1, CHUNK, 1)
+    keys_queries = torch.cat((chunked(k), chunked(scale * q)), 1).transpose(1, 2).contiguous()
+    values = chunked(v).view(chunks, CHUNK, hk, share, d).permute(0, 2, 3, 1, 4).contiguous()
+
     future = torch.ones(CHUNK, CHUNK, dtype=torch.bool).triu(1)
-    between = between.masked_fill_(future, -torch.inf).exp_().view(chunks, hk, share, CHUNK, CHUNK)
-    products = (keys_queries @ keys.transpose(-1, -2)).unsqueeze(2)  # [chunks, hk, 1, 2C, C]
-    system = (products[..., :CHUNK, :] * between).view(-1, CHUNK, CHUNK) * beta.reshape(-1, CHUNK, 1)
+    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).float().masked_fill_(future, -torch.inf).exp_()
+    between = between.view(chunks, hk, share, CHUNK, CHUNK)
+    products = (keys_queries @ keys_queries[:, :, :CHUNK].mT).unsqueeze(2)  # [chunks, hk, 1, 2C, C]
+    system = (products[..., :CHUNK, :] * between).view(-1, CHUNK, CHUNK).mul_(beta)
     attention = (products[..., CHUNK:, :] * between).view(-1, CHUNK, CHUNK)
-    solved = torch.linalg.solve_triangular(
-        system, beta.reshape(-1, CHUNK).diag_embed(), upper=False, unitriangular=True
-    )
+    right = beta.squeeze(-1).diag_embed()
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
 
     since_start = decay.float().exp().view(chunks, hk, share, CHUNK, 1)
     to_end = (decay[..., -1:] - decay).float().exp().view(chunks, hk, share, CHUNK, 1)
-    output, new_state = recur(
-        state[order], running, keys, keys_queries, values, solved, attention, since_start, to_end
-    )
-    output = output.permute(0, 3, 1, 2, 4).reshape(-1, hv, d)[slots]
-    return output, torch.empty_like(state).index_copy_(0, order, new_state)
+    now = state.index_select(0, order).view(-1, hk, share, d, d)
+    output = recur(now, running, keys_queries, values, solved, attention, since_start, to_end)
+    output = output.permute(0, 3, 1, 2, 4).reshape(-1, hv, d).index_select(0, slots)
+    return output, now.view(state.shape).index_select(0, order.argsort())
 
 
-def pack(cu_seqlens, total):
+def pack(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int]]:
     """Where tokens go: chunks are ordered by their place in a sequence, longest sequences first.
 
-    Returns the token of each slot [chunks, C], the slot of each token, which slots are no padding, the order of the
-    sequences, and how many of them have a first, a second, ... chunk. Padding repeats a real token.
+    Returns the token of each slot, the slot of each token, which slots are no padding [chunks, C, 1], the order of
+    the sequences, and how many of them have a first, second, ... chunk. Padding holds any token, with decay 1
+    and beta 0, so that it changes nothing.
     """
     starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
     order = lengths.argsort(descending=True)
     counts = (lengths[order] + CHUNK - 1) // CHUNK
     place = torch.arange(int(counts[0])).unsqueeze(1)
     exists = place < counts
-    running = exists.sum(1).tolist()
-    offsets = (place * CHUNK).expand_as(exists)[exists]
-    sequence = order.expand_as(exists)[exists]
-    offsets = offsets.unsqueeze(1) + torch.arange(CHUNK)
-    valid = offsets < lengths[sequence].unsqueeze(1)
-    tokens = (starts[sequence].unsqueeze(1) + offsets).clamp_(max=total - 1)
+    sequence = order.expand_as(exists)[exists].unsqueeze(1)
+    offsets = (place * CHUNK).expand_as(exists)[exists].unsqueeze(1) + torch.arange(CHUNK)
+    valid = offsets < lengths[sequence]
+    tokens = (starts[sequence] + offsets).clamp_(max=total - 1)
     slots = torch.empty(total, dtype=torch.long)
     slots[tokens[valid]] = valid.view(-1).nonzero().squeeze(1)
-    return tokens, slots, valid.unsqueeze(-1), order, running
+    return tokens.view(-1), slots, valid.unsqueeze(-1), order, exists.sum(1).tolist()
 
 
-def recur(state, running, keys, keys_queries, values, solved, attention, since_start, to_end):
-    """The sequential part, for all sequences that still run. `state`: [sequence, hv, value, key], longest first."""
-    n, hv, d, _ = state.shape
-    hk, share = values.shape[1:3]
-    now = state.view(n, hk, share, d, d).permute(0, 1, 4, 2, 3).reshape(n, hk, d, share * d)
+def recur(
+    now: Tensor,
+    running: list[int],
+    keys_queries: Tensor,
+    values: Tensor,
+    solved: Tensor,
+    attention: Tensor,
+    since_start: Tensor,
+    to_end: Tensor,
+) -> Tensor:
+    """The sequential part. Changes `now`, the states [sequence, hk, share, value, key], in place."""
+    hk, share, _, d = values.shape[1:]
     output, updates = torch.empty_like(values), torch.empty_like(values)
     first = 0
-    for n_running in running:
-        part = slice(first, first + n_running)
-        heads, grouped = slice(part.start * hv, part.stop * hv), (n_running * hk, -1)
-        live = now[:n_running].view(n_running * hk, d, share * d)
-        seen = torch.bmm(keys_queries[part].view(*grouped, d), live)
-        seen = seen.view(n_running, hk, 2 * CHUNK, share, d).transpose(2, 3)
+    for n in running:
+        part = slice(first, first + n)
+        heads = slice(part.start * hk * share, part.stop * hk * share)
+        live = now[:n].view(n * hk, share * d, d)
+        both = keys_queries[part].view(n * hk, 2 * CHUNK, d)
+        seen = torch.bmm(both, live.mT).view(n, hk, 2 * CHUNK, share, d).transpose(2, 3)
         wanted = torch.addcmul(values[part], since_start[part], seen[..., :CHUNK, :], value=-1)
+        torch.mul(seen[..., CHUNK:, :], since_start[part], out=output[part])
         update = updates[part]
         torch.bmm(solved[heads], wanted.view(-1, CHUNK, d), out=update.view(-1, CHUNK, d))
-        torch.mul(seen[..., CHUNK:, :], since_start[part], out=output[part])
-        kept = (update * to_end[part]).transpose(2, 3).reshape(n_running * hk, CHUNK, share * d)
-        live.view(n_running, hk, d, share, d).mul_(since_start[part][..., -1, :].view(n_running, hk, 1, share, 1))
-        live.baddbmm_(keys[part].reshape(*grouped[:1], CHUNK, d).transpose(1, 2), kept)
+        kept = (update * to_end[part]).transpose(2, 3).reshape(n * hk, CHUNK, share * d)
+        now[:n].mul_(since_start[part][..., -1:, :])
+        live.baddbmm_(kept.mT, both[:, :CHUNK])
         first = part.stop
     output.view(-1, CHUNK, d).baddbmm_(attention, updates.view(-1, CHUNK, d))
-    return output, now.view(n, hk, d, share, d).permute(0, 1, 3, 4, 2).reshape(n, hv, d, d)
+    return output

@@ -1,0 +1,84 @@
+"""One device of this host, which every run and every `justgoal evaluate` here shares: a lock, and a registry.
+
+Whoever evaluates holds the lock, and while it does, every registered agent's sandbox is frozen: a busy
+neighbour costs 2.3 % of spread on a GPU, a frozen one nothing (measured). The CPU is a device too.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from justgoal.freezer import Freezer
+
+
+def runtime_folder() -> Path:
+    """Where this host's runtimes meet; gone after a reboot, as they are."""
+    if os.geteuid() == 0:
+        return Path("/run/justgoal")
+    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/justgoal-{os.geteuid()}")) / "justgoal"
+
+
+class Device:
+    def __init__(self, name: str = "cpu") -> None:
+        self._folder = runtime_folder() / name
+        (self._folder / "agents").mkdir(parents=True, exist_ok=True)
+
+    def register(self, freezer: Freezer) -> Path:
+        """Tell everybody about an agent's sandbox; the returned entry is removed when the sandbox is closed."""
+        entry = self._folder / "agents" / f"{os.getpid()}-{freezer.write_fd}"
+        paths = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in (freezer.write_fd, freezer.read_fd)]
+        text = json.dumps({"write": paths[0], "read": paths[1], "version": freezer.version})
+        temporary = entry.with_name(f".{entry.name}")
+        temporary.write_text(text)
+        temporary.rename(entry)
+        return entry
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the device; all agents are frozen inside, and thawed afterwards.
+
+        Thawing covers those too that a killed holder left frozen: only a holder of the lock may freeze.
+        """
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        agents: list[Freezer] = []
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            agents = [freezer for entry in self._entries() if (freezer := _open(entry)) is not None]
+            for freezer in agents:
+                freezer.freeze()
+            yield
+        finally:
+            for freezer in agents:
+                with suppress(OSError):
+                    freezer.thaw()
+                freezer.close()
+            os.close(lock)
+
+    def release_stale(self, freezer: Freezer) -> None:
+        """Thaw a sandbox that is frozen although nobody evaluates: the one who froze it was killed."""
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            freezer.thaw()
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+    def _entries(self) -> list[Path]:
+        return sorted(path for path in (self._folder / "agents").iterdir() if not path.name.startswith("."))
+
+
+def _open(entry: Path) -> Freezer | None:
+    """The freezer that an entry names; an entry whose sandbox is gone is removed."""
+    try:
+        names = json.loads(entry.read_text())
+        write = os.open(names["write"], os.O_WRONLY | os.O_CLOEXEC)
+        read = os.open(names["read"], os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        entry.unlink(missing_ok=True)
+        return None
+    return Freezer(write, read, names["version"])

@@ -1,0 +1,454 @@
+"""One run, assembled: from its options to its end. The same call starts a run, goes on with it, or says how it ended.
+
+Nothing is written before everything that can be wrong with the options is known to be right.
+"""
+
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from justgoal import __version__, figures, models, resources
+from justgoal import goal as goals
+from justgoal.agent import run_agent
+from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, StopRun, UsageError
+from justgoal.evaluation.collect import InvalidSolution, collect
+from justgoal.evaluation.device import Device
+from justgoal.evaluation.evaluator import Evaluator, compute_environment, memory, threads
+from justgoal.evaluation.gate import Court, Gate
+from justgoal.evaluation.verdict import ExpertReport, Verdict
+from justgoal.events import Champion, Evaluation, Final, Paused, Request, Response, Resumed, RunStarted, Stopped, ToolCall
+from justgoal.goal import Goal
+from justgoal.models import Model
+from justgoal.sandboxes import Limits
+from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes.mounts import own_folder, stage_tree
+from justgoal.sandboxes.shell import Shell, agent_spec
+from justgoal.state import EXIT_CODES, State
+from justgoal.stopping import Budgets, Patience
+from justgoal.tasks import contract, handout
+from justgoal.terminal import View
+from justgoal.tools import Tools
+from justgoal.transcript import Record, Transcript
+
+FORMAT = 1
+"""Version of the run folder; a run of another one is not gone on with."""
+DEVICE = "cpu"
+AGENT_PIDS = 2048
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    model: str
+    task: str
+    name: str | None
+    runs: Path
+    base_url: str | None
+    language: str
+    patience: int | None
+    max_hours: float | None
+    max_turns: int | None
+
+
+# -------------------------------------------------------------------- justgoal run
+
+
+def run(options: RunOptions, view: View) -> int:
+    """Start, or go on with, the run that the options name; returns its exit code."""
+    task = contract.task(options.task)
+    key = os.environ.get("ANTHROPIC_API_KEY")
+    model = models.parse(options.model, base_url=options.base_url, api_key=key, runs=options.runs)
+    recording: dict[str, Any] | None = getattr(model, "run_json", None)
+    patience = Patience(options.patience or (recording or {}).get("patience") or 20)
+    prompts = resources.prompts()
+    goal = goals.render(
+        prompts, options.language, operator=task.operator.name, workload=task.workload.name, device=DEVICE,
+        patience=patience.limit,
+    )  # fmt: skip
+    words = goals.words(prompts)
+    name = options.name or _run_name(task.name, options.model)
+    folder = options.runs / name
+    earlier = _earlier(folder, task, model.name, goal)
+    if earlier and earlier.status not in ("running", "interrupted"):
+        view.header([f"justgoal run {task.name} with {model.name}", f"  run folder   {folder}"])
+        return _finish(earlier, view, folder)
+    engine = Bubblewrap()
+    with ExitStack() as stack:
+        stack.callback(model.close)
+        stack.enter_context(view)
+        stack.enter_context(_interruptible())
+        view.header(_title(task.name, model, folder, engine, recording))
+        view.begin(earlier.active_seconds if earlier else 0.0)
+        device = Device(DEVICE)
+        evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
+        stack.callback(evaluator.close)
+        with device.exclusive():
+            report = evaluator.open()
+        description = _describe(options, task, model, goal, patience, engine, report)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = State()
+        transcript = Transcript.open(folder / "events.jsonl", state.apply)
+        stack.callback(transcript.close)
+        narrator = Narrator(view, state, patience)
+        transcript.watch(narrator)
+        view.header([f"  expert       {report.summary()}",
+                     f"  goal         {goal.language}, 4 sentences, stops after {patience.limit} evaluations without an "
+                     "improvement"])  # fmt: skip
+        if earlier:
+            transcript.write(Resumed("the same command was given again"))
+        else:
+            _write(folder / "run.json", description)
+            transcript.write(RunStarted(description))
+        session = Session(folder, task, model, goal, words, patience, options, evaluator, report, device, transcript,
+                          state, view, recording is not None)  # fmt: skip
+        session.work(engine)
+        return _finish(state, view, folder)
+
+
+@dataclass
+class Session:
+    """A run between its first event in this process and its last."""
+
+    folder: Path
+    task: contract.Task
+    model: Model
+    goal: Goal
+    words: goals.Words
+    patience: Patience
+    options: RunOptions
+    evaluator: Evaluator
+    report: ExpertReport
+    device: Device
+    transcript: Transcript
+    state: State
+    view: View
+    recorded: bool
+
+    def work(self, engine: Bubblewrap) -> None:
+        """Let the model work until something ends the run, and write down what and how it ended."""
+        court = Court(self.folder, self.evaluator, self.device, self.transcript, self.state)
+        try:
+            self._take_up(court)
+            with ExitStack() as stack:
+                tools = self._sandbox(stack, engine, court)
+                budgets = Budgets(self.options.max_hours, self.options.max_turns)
+                run_agent(
+                    self.model, tools, self.transcript, self.state, self._enforced(), budgets, self.goal, self.words,
+                    self._before_request, self.evaluator.pause,
+                )  # fmt: skip
+        except StopRun as stop:
+            self._end(stop.status, stop.detail)
+        except Refused as error:
+            self._end("refused", str(error))
+        except (KeyboardInterrupt, Resumable, EvaluatorFailed) as error:
+            reason = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else str(error)
+            self.transcript.write(Paused(reason))
+        except Fatal as error:
+            self.transcript.write(Stopped("failed", str(error)))
+
+    def _enforced(self) -> Patience:
+        """A recording is played to its end, so that all of it is judged again; the summary applies the rule."""
+        return Patience(sys.maxsize) if self.recorded else self.patience
+
+    def _before_request(self) -> None:
+        self.view.status("model is thinking")
+        self.evaluator.prepare()
+
+    def _take_up(self, court: Court) -> None:
+        """What an earlier process of this run left: its champion, and an evaluation that it did not finish."""
+        if self.state.champion is not None:
+            champion = collect(self.folder / "solutions" / str(self.state.champion))
+            self.evaluator.crown(champion, self.state.best_speedup or 0.0)
+        if self.state.evaluating is not None:
+            court.again()
+
+    def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
+        """Sandbox A with its workspace, its task, and its way to `evaluate`."""
+        workspace = self.folder.resolve() / "workspace"
+        own_folder(workspace, UID)
+        gate = Gate(court, self.state, self._enforced(), self.report, UID, lambda phase: self.view.status(phase))
+        stack.callback(gate.close)
+        material = gate.folder.with_name(gate.folder.name + ".task")
+        handout.write(self.task, self.goal.text, self.report.chosen, resources.prompts(), material)
+        stack.callback(shutil.rmtree, material, ignore_errors=True)
+        limits = Limits(memory(), AGENT_PIDS, threads())
+        spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
+        sandbox = engine.start(spec)
+        stack.callback(sandbox.close)
+        entry = self.device.register(sandbox.freezer)
+        stack.callback(entry.unlink, missing_ok=True)
+        return Tools(Shell(sandbox, gate))
+
+    def _end(self, status: str, detail: str) -> None:
+        """Judge the champion afresh, then stop; the speedup that is reported comes from here alone."""
+        final: Final | None = None
+        champions = [v["number"] for v in self.state.evaluations if v["improved"]]
+        try:
+            for number in reversed(champions):
+                self.view.status("judging the champion afresh")
+                with self.device.exclusive():
+                    verdict = self.evaluator.final(collect(self.folder / "solutions" / str(number)))
+                final = Final(verdict.to_json(), number)
+                if verdict.correct:
+                    break
+        except (EvaluatorFailed, InvalidSolution) as error:
+            self.transcript.write(Paused(f"the final evaluation failed: {error}"))
+            return
+        except KeyboardInterrupt:
+            self.transcript.write(Paused("interrupted during the final evaluation"))
+            return
+        self.transcript.write(Stopped(status, detail))
+        self.transcript.write(final or Final(None, None))
+        ended = self.patience.ended_at(self.state.evaluations)
+        _write(
+            self.folder / "result.json",
+            {
+                "status": status,
+                "detail": detail,
+                "evaluations": len(self.state.evaluations),
+                "champion": final.champion if final else None,
+                "final": final.verdict if final else None,
+                "patience_ended_at": ended,
+                "last_hash": self.transcript.last_hash,
+            },
+        )
+
+
+class Narrator:
+    """Tells the view what happens, from the records as they are written."""
+
+    def __init__(self, view: View, state: State, patience: Patience) -> None:
+        self._view = view
+        self._state = state
+        self._patience = patience
+
+    def __call__(self, record: Record) -> None:
+        match record.event:
+            case Request():
+                self._view.status("model is thinking")
+            case Response():
+                self._view.status(tokens=self._state.tokens.total_input + self._state.tokens.output)
+            case ToolCall():
+                self._view.status("running a command", evaluation=self._state.next_evaluation)
+            case Evaluation(number, value):
+                self._evaluation(number, Verdict.from_json(value))
+            case Champion(number, _):
+                verdict = Verdict.from_json(self._state.evaluations[-1])
+                self._view.status(champion=(verdict.speedup or 0.0, verdict.resolution or 0.0))
+            case Paused(reason):
+                self._view.line(f"paused: {reason}", "yellow")
+            case Stopped(status, detail):
+                self._view.line(f"stopped: {detail or status}", "bold")
+            case Final(value, number):
+                self._final(value, number)
+
+    def _evaluation(self, number: int, verdict: Verdict) -> None:
+        left = self._patience.left(self._state.evaluations)
+        standing = f", {verdict.standing()}" if verdict.standing() else ""
+        style = "green" if verdict.improved else "" if verdict.correct else "red"
+        self._view.line(f"evaluation {number}: {verdict.sentence()}{standing}; {left} left", style)
+        self._view.status(left=left, evaluation=number)
+
+    def _final(self, value: dict[str, Any] | None, number: int | None) -> None:
+        if value is None:
+            self._view.line("final: no solution was correct", "bold red")
+            return
+        verdict = Verdict.from_json(value)
+        if not verdict.correct or verdict.speedup is None:
+            self._view.line(f"final: evaluation {number} judged afresh: {verdict.sentence()}", "bold red")
+            return
+        speedup = figures.speedup(verdict.speedup, verdict.resolution)
+        self._view.line(
+            f"final: evaluation {number} judged afresh: correct, {speedup} over the expert ({verdict.expert})",
+            "bold green",
+        )
+
+
+def _finish(state: State, view: View, folder: Path) -> int:
+    """The last lines, and the exit code."""
+    if state.status == "recording_ended":
+        patience = Patience(int(state.run["patience"]))
+        ended = patience.ended_at(state.evaluations)
+        left = patience.left(state.evaluations)
+        rule = f"the patience rule of {patience.limit}"
+        view.line(
+            f"{rule} would have ended it after evaluation {ended}" if ended
+            else f"{rule} would not have ended it yet: {figures.amount(left, 'evaluation')} left"
+        )  # fmt: skip
+    if state.status == "interrupted":
+        view.line("the same command goes on with this run")
+    view.line(f"justgoal show {folder}")
+    return EXIT_CODES[state.status]
+
+
+# -------------------------------------------------------------------- what defines a run
+
+
+def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State | None:
+    """The state of the run in this folder; None where there is none. Raises UsageError when it is another run's."""
+    path = folder / "events.jsonl"
+    if not path.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} exists and is no run: give another --name")
+        return None
+    state = State()
+    with_lock = Transcript.open(path, state.apply)
+    with_lock.close()
+    wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256}
+    for field, value in wanted.items():
+        found = state.run.get(field)
+        if found != value:
+            raise UsageError(f"{folder} is a run with {field} {found!r}, not {value!r}: give another --name")
+    return state
+
+
+def _describe(
+    options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Bubblewrap,
+    report: ExpertReport,
+) -> dict[str, Any]:  # fmt: skip
+    """run.json: all that defines the run, without a name or a path of this host."""
+    processor, features = _processor()
+    return {
+        "format": FORMAT,
+        "justgoal": __version__,
+        "task": task.name,
+        "task_sha256": task.sha256,
+        "model": model.name,
+        "parameters": dict(model.parameters),
+        "own_server": options.base_url is not None,
+        "goal": goal.sha256,
+        "language": goal.language,
+        "prompts": _prompt_hashes(),
+        "patience": patience.limit,
+        "max_hours": options.max_hours,
+        "max_turns": options.max_turns,
+        "device": DEVICE,
+        "processor": processor,
+        "cores": threads(),
+        "features": features,
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "engine": engine.name,
+        "engine_version": engine.version,
+        "uid": UID,
+        "limits": {"memory": memory(), "pids": AGENT_PIDS, "cores": threads()},
+        "expert": report.to_json(),
+    }
+
+
+def _prompt_hashes() -> dict[str, str]:
+    files = sorted(path for path in resources.prompts().iterdir() if path.is_file())
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_bf16")
+INTRINSICS = {"_mm512_": "avx512f", "_mm256_": "avx2", "_mm256_fmadd": "fma", "_tile_": "amx_bf16"}
+
+
+def _processor() -> tuple[str, list[str]]:
+    """Its model, and those of its features that a solution may have been written for."""
+    model, flags = platform.machine(), set[str]()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        elif name.strip() == "flags":
+            flags = set(value.split())
+    return model, [feature for feature in FEATURES if feature in flags]
+
+
+def _title(
+    task: str, model: Model, folder: Path, engine: Bubblewrap, recording: dict[str, Any] | None
+) -> list[str]:
+    lines = [
+        f"justgoal run {task} with {model.name}",
+        f"  run folder   {folder}",
+        f"  sandbox      {engine.name} {engine.version}, uid {UID}, no network",
+    ]
+    if recording is not None:
+        lines.append(f"  recording    of {recording.get('model')} on {recording.get('processor')}")
+        missing = _missing_features(model)
+        if missing:
+            lines.append(
+                f"  warning      its solutions use {', '.join(missing)}, which this processor lacks: they will crash"
+            )
+    return lines
+
+
+def _missing_features(model: Model) -> list[str]:
+    """Processor features that the recorded solutions name and this machine does not have."""
+    text = (getattr(model, "folder", Path()) / "events.jsonl").read_text(errors="replace")
+    needed = {feature for word, feature in INTRINSICS.items() if word in text}
+    return sorted(needed - set(_processor()[1]))
+
+
+def _run_name(task: str, model: str) -> str:
+    """Letters, digits, dots, dashes and underscores; ends with the time, so that it is new."""
+    stem = f"{task.replace('/', '-')}-{model.replace(':', '-').replace('/', '-')}"
+    return f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """All of it or nothing."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.rename(path)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: in order, and to be gone on with."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -------------------------------------------------------------------- justgoal evaluate
+
+
+def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
+    """Judge a solution folder as in a run, without an agent; prints the verdict. Exit code 0 when it is correct."""
+    task = contract.task(task_name)
+    try:
+        found = collect(solution)
+    except InvalidSolution as problem:
+        raise UsageError(f"{solution} is no solution: {problem}") from None
+    if b"def run" not in found.contents["solution.py"] and b"run" not in found.contents["solution.py"]:
+        raise UsageError(f"{solution} is no solution: solution.py defines no function run")
+    engine = Bubblewrap()
+    evaluator = Evaluator(task, engine)
+    try:
+        with Device(DEVICE).exclusive():
+            report = evaluator.open()
+            if not as_json:
+                print(f"expert       {report.summary()}", flush=True)
+            verdict = evaluator.evaluate(found)
+    finally:
+        evaluator.close()
+    if as_json:
+        print(json.dumps({"task": task.name, "expert": report.to_json(), "verdict": verdict.to_json()}, indent=1))
+    else:
+        over = " over the expert" if verdict.correct else ""
+        print(f"{verdict.sentence()}{over}")
+    return 0 if verdict.correct else 1
+
+
+
