@@ -59,9 +59,8 @@ def run_agent(
     if state.goal is None:
         transcript.write(goal)
     check_history(model, definitions, state)
-    stop_if(
-        patience.exceeded(state.evaluations)
-    )  # a process may have ended between the last verdict and its stop
+    # The process before this one may have ended between the last verdict and its consequence.
+    stop_if(patience.exceeded(state.evaluations))
     while True:
         for call in state.unanswered:
             answer(call, tools, transcript, words)

@@ -6,6 +6,7 @@ Nothing is written before everything that can be wrong with the options is known
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -28,8 +29,19 @@ from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator, compute_environment, memory, threads
 from justgoal.evaluation.gate import Court, Gate
 from justgoal.evaluation.verdict import ExpertReport, Verdict
-from justgoal.events import Champion, Evaluation, Final, Paused, Request, Response, Resumed, RunStarted, Stopped, ToolCall
-from justgoal.goal import Goal
+from justgoal.events import (
+    Champion,
+    Evaluation,
+    Final,
+    Goal,
+    Paused,
+    Request,
+    Response,
+    Resumed,
+    RunStarted,
+    Stopped,
+    ToolCall,
+)  # fmt: skip
 from justgoal.models import Model
 from justgoal.sandboxes import Limits
 from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
@@ -38,7 +50,7 @@ from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
 from justgoal.stopping import Budgets, Patience
 from justgoal.tasks import contract, handout
-from justgoal.terminal import View
+from justgoal.terminal import View, harmless
 from justgoal.tools import Tools
 from justgoal.transcript import Record, Transcript
 
@@ -78,6 +90,8 @@ def run(options: RunOptions, view: View) -> int:
     )  # fmt: skip
     words = goals.words(prompts)
     name = options.name or _run_name(task.name, options.model)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(f"--name {name!r} must be letters, digits, dots, dashes and underscores")
     folder = options.runs / name
     earlier = _earlier(folder, task, model.name, goal)
     if earlier and earlier.status not in ("running", "interrupted"):
@@ -102,9 +116,8 @@ def run(options: RunOptions, view: View) -> int:
         stack.callback(transcript.close)
         narrator = Narrator(view, state, patience)
         transcript.watch(narrator)
-        view.header([f"  expert       {report.summary()}",
-                     f"  goal         {goal.language}, 4 sentences, stops after {patience.limit} evaluations without an "
-                     "improvement"])  # fmt: skip
+        rule = f"stops after {patience.limit} evaluations without an improvement"
+        view.header([f"  expert       {report.summary()}", f"  goal         {goal.language}, 4 sentences, {rule}"])
         if earlier:
             transcript.write(Resumed("the same command was given again"))
         else:
@@ -439,7 +452,7 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         with Device(DEVICE).exclusive():
             report = evaluator.open()
             if not as_json:
-                print(f"expert       {report.summary()}", flush=True)
+                print(harmless(f"expert       {report.summary()}"), flush=True)
             verdict = evaluator.evaluate(found)
     finally:
         evaluator.close()
@@ -447,7 +460,7 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         print(json.dumps({"task": task.name, "expert": report.to_json(), "verdict": verdict.to_json()}, indent=1))
     else:
         over = " over the expert" if verdict.correct else ""
-        print(f"{verdict.sentence()}{over}")
+        print(harmless(f"{verdict.sentence()}{over}\n{verdict.output}".strip()))
     return 0 if verdict.correct else 1
 
 

@@ -134,7 +134,10 @@ class _Fields:
             return self._get(name, required, _is_int, "a line number")
         if name == "view_range":
             return self._get(name, required, _is_range, "two line numbers, such as [1, 40] or [100, -1]")
-        return self.text(name, required)
+        value = self.text(name, required)
+        if name == "old_str" and not value:
+            raise self._bad("field_empty", tool=self._tool, field=name)
+        return value
 
     def _get(self, name: str, required: bool, fits: Callable[[Any], bool], expected: str) -> Any:
         value = self._input.get(name)

@@ -4,6 +4,7 @@ Contents are bytes throughout: nothing is recoded, and line ends stay as they ar
 (prompts/notices.toml holds the words) and its fields, and may come with text.
 """
 
+import errno
 import os
 import re
 import stat
@@ -37,6 +38,8 @@ def act(request: Message) -> tuple[Message, bytes]:
     except FileNotFoundError:
         return {"ok": False, "notice": "file_missing", "path": str(path)}, b""
     except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            return {"ok": False, "notice": "file_special", "path": str(path)}, b""
         return {"ok": False, "notice": "file_error", "path": str(path), "reason": error.strerror}, b""
 
 

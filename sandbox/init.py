@@ -173,8 +173,8 @@ class Init:
                     self.read_helper()
             if self.call and self.call.why and time.monotonic() > self.call.give_up:
                 self.call.give_up = float("inf")
+                kill(self.shell.pid)  # first: it may be what starts the others
                 self.kill_since(self.call)
-                os.kill(self.shell.pid, signal.SIGKILL)
             self.reap()
 
     def wait(self) -> list[int]:
@@ -227,7 +227,6 @@ class Init:
             os.kill(self.helper[0], signal.SIGKILL)
 
     def do_restart(self, request: Message) -> None:
-        os.kill(self.shell.pid, signal.SIGKILL)
         kill_all()
         while self.read_output():
             pass
@@ -326,13 +325,13 @@ class Init:
 
     def kill_since(self, call: Call) -> None:
         """Kill every process that began during the call, but us and the shell; all if they outrun us."""
-        spared = {1, self.shell.pid}
-        done: set[int] = set()
+        done: set[tuple[int, int]] = set()
         for _ in range(100):
-            fresh = {pid for pid, began in processes() if pid not in spared | done and began > call.began}
+            fresh = {(began, pid) for began, pid in processes()
+                     if (began, pid) > call.began and pid not in (1, self.shell.pid)} - done
             if not fresh:
                 return
-            for pid in fresh:
+            for _, pid in fresh:
                 kill(pid)
             done |= fresh
         kill_all()
@@ -349,8 +348,8 @@ class Init:
                 self.shell.status = status
 
 
-def processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Every process that is no zombie, and when it began (as Init.now)."""
+def processes() -> Iterator[tuple[int, int]]:
+    """Every process that is no zombie: when it began (as Init.now) and its number."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -358,7 +357,7 @@ def processes() -> Iterator[tuple[int, tuple[int, int]]]:
             except OSError:
                 continue
             if words[0] not in (b"Z", b"X"):
-                yield int(folder.name), (int(words[19]), int(folder.name))
+                yield int(words[19]), int(folder.name)
 
 
 def kill(pid: int) -> None:

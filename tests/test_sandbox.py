@@ -95,7 +95,7 @@ print([name for name in ("torch", "numpy", "sympy") if importlib.util.find_spec(
 def test_torch_and_a_compiler(start: Start) -> None:
     code = """
 import os, subprocess, sysconfig, torch
-open("/tmp/m.cpp", "w").write("#include <Python.h>\\n#include <vector>\\nint main() { return Py_MAJOR_VERSION; }")
+open("/tmp/m.cpp", "w").write("#include <Python.h>\\n#include <vector>\\nint main() { return PY_MAJOR_VERSION; }")
 include = sysconfig.get_path("include")
 subprocess.run(["g++", "-fopenmp", f"-I{include}", "/tmp/m.cpp", "-o", "/tmp/m"], check=True)
 print(int(torch.ones(2).sum()), subprocess.run(["/tmp/m"]).returncode)
@@ -151,8 +151,8 @@ print(seen)
                      "'ld.so.conf', 'ld.so.conf.d', 'passwd']")
     assert token not in seen
     assert str(Path(__file__).parents[1]) + "/" not in seen
-    assert str(Path.home()) + "/" not in seen
-    assert sys.base_prefix in ("/usr", "/opt/python") or sys.base_prefix not in seen
+    assert f" {Path.home()}/" not in seen
+    assert sys.base_prefix == "/usr" or sys.base_prefix not in seen
 
 
 def test_nothing_is_writable_but_tmpfs(start: Start) -> None:
@@ -364,7 +364,7 @@ def test_cannot_start(engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.Mo
     limits = Limits(128 * MIB, 16, 1)
     with pytest.raises(Fatal, match=f"cannot mount {tmp_path}/gone: it does not exist"):
         engine.start(Spec("worker", ("true",), limits, UID, (Mount(tmp_path / "gone", "/x"),)))
-    with pytest.raises(Fatal, match="a sandbox did not start: bwrap: Can't mkdir /etc/passwd"):
+    with pytest.raises(Fatal, match="a sandbox did not start: bwrap: Can't mkdir parents for /etc/passwd/x: Not a directory"):
         engine.start(Spec("worker", ("true",), limits, UID, (Mount(tmp_path, "/etc/passwd/x"),)))
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="^bubblewrap is not installed: apt install bubblewrap$"):

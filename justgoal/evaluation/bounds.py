@@ -1,9 +1,9 @@
 """How far outputs lie from the reference, and how far they may lie.
 
 Three figures per output: relative L2 error over all of it, the same over its worst slice along the axes that the
-operator names, and the largest absolute error over the root mean square. A bound is the expert's own figure on these very inputs (or, if that
-is more, on this kind of inputs at the start of the run) times a slack, kept between two limits: the rounding
-floor of the output's dtype, and a cap that keeps a poor expert from excusing a poor solution.
+operator names, and the largest absolute error over the root mean square. A bound is the expert's own figure on these
+very inputs (or, if that is more, on this kind of inputs at the start of the run) times a slack, kept between two
+limits: the rounding floor of the output's dtype, and a cap that keeps a poor expert from excusing a poor solution.
 """
 
 import math
@@ -34,6 +34,12 @@ class Errors:
 
     def figures(self) -> tuple[float, float, float]:
         return self.total, self.worst_slice, self.largest
+
+    def larger(self, other: "Errors") -> "Errors":
+        """The larger of each figure."""
+        return Errors(
+            max(self.total, other.total), max(self.worst_slice, other.worst_slice), max(self.largest, other.largest)
+        )
 
 
 INFINITE = Errors(math.inf, math.inf, math.inf)
@@ -119,7 +125,7 @@ class Policy:
             finite = [e.figures()[figure] for e in experts if math.isfinite(e.figures()[figure])]
             allowed = self.slack * max(finite) if finite else math.inf
             limits.append(min(max(allowed, floor * scale), self.cap * scale))
-        return Errors(*limits)
+        return Errors(limits[0], limits[1], limits[2])
 
 
 def _peak(reference: torch.Tensor) -> float:

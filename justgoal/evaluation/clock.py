@@ -7,7 +7,6 @@ for the worker before its window, and what is in the output memory at its end is
 
 import gc
 import json
-import os
 import select
 import socket
 import time

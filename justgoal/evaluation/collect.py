@@ -1,7 +1,8 @@
 """Takes a copy of a solution's files out of a folder that its author can write to.
 
-Nothing is opened by a path: every folder and file is opened relative to its parent's descriptor, without following links
-and without blocking, so that neither a swapped link nor a FIFO can lead or hold the runtime. `__pycache__` stays behind.
+Nothing is opened by a path: every folder and file is opened relative to its parent's descriptor, without following
+links and without blocking, so that neither a swapped link nor a FIFO can lead or hold the runtime. `__pycache__`
+stays behind.
 """
 
 import hashlib

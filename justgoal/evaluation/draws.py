@@ -162,6 +162,10 @@ class Comparison:
                 self.errors[index] = found.total, allowed.total
         self.failed += wrong
 
+    def named(self) -> dict[str, tuple[float, float]]:
+        """The worst (error, allowed) by name of the output, as relative L2."""
+        return {self.problem.outputs[index].name: pair for index, pair in self.errors.items()}
+
     def reason(self) -> str:
         """Why the outputs are wrong, without a word about any hidden input; empty when they are not."""
         wrong = {index: entry for index, entry in self.worst.items() if entry[0] > 1}

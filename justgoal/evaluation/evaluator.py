@@ -176,7 +176,8 @@ class Evaluator:
         home = f"/opt/judge/operators/{operator.name}"
         package = Path(justgoal.__file__).parent
         return Spec(
-            "judge", (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads())),
+            "judge",
+            (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads())),
             Limits(memory(), 1024, threads()), JUDGE_UID,
             mounts=(Mount(mounts.stage_tree(package), "/opt/judge/justgoal"), Mount(mounts.stage_tree(operator), home)),
             environment={**compute_environment(), "PYTHONPATH": "/opt/judge"}, packets=True,

@@ -11,6 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from justgoal import figures
@@ -133,10 +134,8 @@ class Gate:
             client.settimeout(2.0)
             arguments = _arguments(client)
             text, code = self._answer(arguments)
-            try:
+            with suppress(OSError):  # whoever asked may have gone; the verdict is in the transcript
                 client.sendall(json.dumps({"text": text, "code": code}).encode() + b"\n")
-            except OSError:
-                pass  # whoever asked has gone; the verdict is in the transcript
         self._phase("running a command")
         if ending := self._patience.exceeded(self._state.evaluations):
             raise StopRun(*ending)

@@ -9,7 +9,7 @@ does not ends the test.
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PAIRS = 5
 MINIMUM_GAIN = 0.005
@@ -22,11 +22,15 @@ def rounds(latency: float) -> int:
 
 @dataclass
 class Rounds:
-    """What one pair of processes measured: seconds by party, one entry for each round, the no-op subtracted."""
+    """What one pair of processes measured: seconds by party, one entry for each round, the no-op subtracted.
 
-    candidate: list[float] = field(default_factory=list)
-    champion: list[float] = field(default_factory=list)
-    expert: list[float] = field(default_factory=list)
+    `champion` is empty where there is none; `lost` says that there was one and that it failed a call.
+    """
+
+    candidate: list[float]
+    champion: list[float]
+    expert: list[float]
+    lost: bool = False
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> float:

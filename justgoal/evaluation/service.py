@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from justgoal.errors import JustgoalError
+from justgoal.evaluation.bench import Bench
 from justgoal.evaluation.draws import Problem
+from justgoal.evaluation.experts import Expert
 from justgoal.evaluation.judge import Judge
 from justgoal.evaluation.memory import Field
 from justgoal.evaluation.workers import Workers
@@ -65,9 +67,10 @@ class Service:
     def _carry_out(self, order: dict[str, Any], trees: Sequence[int]) -> dict[str, Any]:
         if order["op"] == "open":
             noop, *experts = trees
-            self._judge = Judge(self._problem, self._workers, noop, self._phase)
-            report = self._judge.open(dict(zip(order["experts"], experts, strict=True)))
-            return {"report": report.to_json()}
+            bench = Bench(self._problem, self._workers, noop, self._phase)
+            expert = Expert(bench, dict(zip(order["experts"], experts, strict=True)))
+            self._judge = Judge(bench, expert)
+            return {"report": expert.report.to_json()}
         assert self._judge is not None
         if order["op"] == "evaluate":
             return {"verdict": self._judge.evaluate(trees[0]).to_json()}

@@ -81,7 +81,7 @@ class Worker(Party):
         self.freezer.thaw()
         self.channel.send(PACK)
         ready, _, _ = select.select([self.channel], [], [], IMPORT_LIMIT)
-        message, descriptors, _, _ = socket.recv_fds(self.channel, 4096, 1) if ready else (b"", [], 0, None)
+        descriptors = socket.recv_fds(self.channel, 4096, 1)[1] if ready else []
         if not descriptors:
             raise CallFailed("build", "its files could not be packed after the build: " + self.ending())
         with os.fdopen(descriptors[0], "rb") as file:

@@ -31,9 +31,9 @@ class Inputs(NamedTuple):
     scale: float
 
 
-def reference(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):  # noqa: N803 (the model's own names)
+def reference(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     """Token t of all sequences at once, the longest sequences first: the first rows of S are those still running."""
-    q, k, v, state, A_log, a, dt_bias, b = (x.double() for x in (q, k, v, state, A_log, a, dt_bias, b))  # noqa: N806
+    q, k, v, state, A_log, a, dt_bias, b = (x.double() for x in (q, k, v, state, A_log, a, dt_bias, b))
     heads = v.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(heads, dim=1) for x in (scale * q, k))
     decay = torch.exp(-torch.exp(A_log) * functional.softplus(a + dt_bias))
@@ -41,7 +41,7 @@ def reference(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):  # noqa:
 
     starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
     order = lengths.argsort(descending=True)
-    S = state[order].transpose(-1, -2).contiguous()  # noqa: N806 [N, Hv, key, value]
+    S = state[order].transpose(-1, -2).contiguous()
     output = torch.empty_like(v)
     for t in range(int(lengths.max())):
         running = order[: int((lengths > t).sum())]
@@ -59,7 +59,7 @@ def reference(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):  # noqa:
 
 def make_inputs(workload, generator, device):
     """Every head remembers for another time: half-lives from 1 to 4096 tokens, in random order."""
-    T, N, Hk, Hv, D = (workload.axes[axis] for axis in ("T", "N", "Hk", "Hv", "D"))  # noqa: N806
+    T, N, Hk, Hv, D = (workload.axes[axis] for axis in ("T", "N", "Hk", "Hv", "D"))
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, device=device)
@@ -87,7 +87,7 @@ def boundaries(lengths, device):
 
 def edge_cases(workload):
     """Named generators of unusual values, and of other partitions of T tokens into N sequences."""
-    T, N = workload.axes["T"], workload.axes["N"]  # noqa: N806
+    T, N = workload.axes["T"], workload.axes["N"]
 
     def changed(change):
         return lambda generator, device: change(make_inputs(workload, generator, device))
@@ -149,7 +149,7 @@ def resets(workload):
 
 def random_lengths(workload):
     def inputs(generator, device):
-        T, N = workload.axes["T"], workload.axes["N"]  # noqa: N806
+        T, N = workload.axes["T"], workload.axes["N"]
         cuts = torch.randperm(T - 1, generator=generator, device=device)[: N - 1].sort().values + 1
         cu_seqlens = torch.cat((cuts.new_zeros(1), cuts, cuts.new_full((1,), T)))
         return make_inputs(workload, generator, device)._replace(cu_seqlens=cu_seqlens)

@@ -1,0 +1,157 @@
+"""Where solutions are built, called and timed: the judge's hands. What it means is decided in judge.py.
+
+Whoever is timed is one of four parties. A failed call is the candidate's own fault (Rejected), loses the pair for a
+champion (Lost), and is nobody's fault when a trusted party fails (EvaluatorFailed).
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from justgoal.errors import EvaluatorFailed
+from justgoal.evaluation.clock import CallFailed, Flush, undisturbed
+from justgoal.evaluation.draws import PUBLIC_SEED, Draw, Problem
+from justgoal.evaluation.memory import Field
+from justgoal.evaluation.workers import BUILD_LIMIT, IMPORT_LIMIT, Worker, Workers
+
+CANDIDATE, CHAMPION, EXPERT, NOOP = "candidate", "champion", "expert", "no-op"
+FIRST_CALL_LIMIT = 60.0
+ONE_FIELD = [Field("x", "float32", (1,))]
+
+
+class Rejected(Exception):
+    """A solution is not accepted: kind and reason of its verdict, and what may be shown of its output."""
+
+    def __init__(self, kind: str, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.kind, self.reason, self.output = kind, reason, output
+
+
+class Lost(Exception):
+    """The champion failed a call: it has lost this pair."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """A worker and whose solution is in it."""
+
+    role: str
+    worker: Worker
+
+
+class Bench:
+    def __init__(self, problem: Problem, workers: Workers, noop: int, phase: Callable[[str], None]) -> None:
+        self.problem = problem
+        self.phase = phase
+        self.call_limit = FIRST_CALL_LIMIT
+        self._workers = workers
+        self._flush = Flush()
+        idle = Workers(workers.runtime, ONE_FIELD, ONE_FIELD, workers.threads)
+        self._noop = Party(NOOP, idle.start([noop])[0])
+        self._import(self._noop)
+
+    def build(self, source: int) -> int:
+        """Import and call on public inputs in a build sandbox; returns the tree with all that this added to it.
+
+        No hidden input exists for it, so everything that it prints, tracebacks included, may be shown.
+        """
+        [worker] = self._workers.start([source], role="build")
+        try:
+            worker.imported(BUILD_LIMIT)
+            for seed, limit in ((PUBLIC_SEED, BUILD_LIMIT), (PUBLIC_SEED + 1, FIRST_CALL_LIMIT)):
+                self._write(worker, Draw("", self.problem.inputs(seed=seed)))
+                worker.call(limit)
+            return worker.packed()
+        except CallFailed as failure:
+            reason = failure.detail or worker.ending()
+            where = "" if failure.kind == "build" else " (on public inputs)"
+            raise Rejected(failure.kind, reason + where, worker.printed()) from failure
+        finally:
+            worker.close()
+
+    @contextmanager
+    def parties(self, trees: Sequence[tuple[str, int]]) -> Iterator[list[Party]]:
+        """Fresh processes, started side by side and all of the same age; closed at the end."""
+        workers = self._workers.start([tree for _, tree in trees])
+        started = [Party(role, worker) for (role, _), worker in zip(trees, workers, strict=True)]
+        try:
+            for party in started:
+                self._import(party)
+            yield started
+        finally:
+            for party in started:
+                party.worker.close()
+
+    def call(self, party: Party, draw: Draw, *, first: bool = False) -> list[torch.Tensor]:
+        """One call that nobody times; a first one may load caches and so may take longer."""
+        self._write(party.worker, draw)
+        with self._blame(party):
+            party.worker.call(max(FIRST_CALL_LIMIT, self.call_limit) if first else self.call_limit)
+        return party.worker.outputs.read()
+
+    def rounds(
+        self, parties: Sequence[Party], draws: Sequence[Draw], seen: Callable[[Party, Draw], None] | None = None
+    ) -> list[list[float]]:
+        """Time every party on each draw, in random order; seconds by party and round, the no-op subtracted.
+
+        Nothing of ours runs in a window, and all but the party being timed are frozen. `seen` is called after a call
+        whose outputs have been read.
+        """
+        times: list[list[float]] = [[] for _ in parties]
+        overhead: list[float] = []
+        with undisturbed():
+            for draw in draws:
+                for index in random.sample(range(len(parties)), len(parties)):
+                    times[index].append(self._timed(parties[index], draw))
+                    if seen is not None and draw.reference:
+                        seen(parties[index], draw)
+                overhead.append(self._timed(self._noop, None))
+        cost = statistics.median(overhead)
+        return [[max(t - cost, 1e-9) for t in row] for row in times]
+
+    def _timed(self, party: Party, draw: Draw | None) -> float:
+        if draw is not None:
+            self._write(party.worker, draw)
+        self._flush()
+        with self._blame(party):
+            return party.worker.call(self.call_limit)
+
+    def _write(self, worker: Worker, draw: Draw) -> None:
+        """New contents in the same storage; whatever was there as output is gone."""
+        worker.inputs.write(draw.inputs)
+        worker.outputs.poison()
+
+    def _import(self, party: Party) -> None:
+        with self._blame(party):
+            party.worker.imported(IMPORT_LIMIT)
+
+    @contextmanager
+    def _blame(self, party: Party) -> Iterator[Any]:
+        try:
+            yield
+        except CallFailed as failure:
+            detail = failure.detail or party.worker.ending()
+            if party.role == CANDIDATE:
+                raise Rejected("crash" if failure.kind == "build" else failure.kind, detail) from failure
+            if party.role == CHAMPION:
+                raise Lost from failure
+            raise EvaluatorFailed(f"the {party.role} failed: {detail}") from failure
+
+
+class Stopwatch:
+    """Seconds by phase of an evaluation, for its verdict."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 3)
+        self._since = now

@@ -1,0 +1,274 @@
+"""The persistent shell in a real sandbox, and what an agent may do to it."""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from justgoal.errors import SandboxLost, StopRun
+from justgoal.sandboxes import Limits, mounts
+from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes.shell import SOCKET, CommandResult, Shell, agent_spec
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def fresh(shell: Shell) -> None:
+    shell.restart()
+
+
+def run(shell: Shell, command: str, timeout: float = 30) -> CommandResult:
+    result = shell.run(command, timeout)
+    assert result.ended == "exit", result
+    return result
+
+
+def lines(shell: Shell, command: str) -> list[str]:
+    return run(shell, command).output.splitlines()
+
+
+def test_state_is_kept(shell: Shell) -> None:
+    assert lines(shell, "pwd; id -un") == ["/workspace", "agent"]
+    run(shell, "cd /tmp; X='a  b'; f() { echo \"f $1\"; }")
+    assert lines(shell, "pwd; echo \"$X\"; f 1") == ["/tmp", "a  b", "f 1"]
+    assert run(shell, "(exit 7)").exit_code == 7
+    assert not run(shell, "true").restarted
+
+
+@pytest.mark.parametrize(("command", "output", "code"), [
+    ("echo out; echo err >&2", "out\nerr\n", 0),
+    ("printf 'no newline'", "no newline", 0),
+    ("cat", "", 0),
+    ("read x; echo \"$x.\"", ".\n", 0),
+    ("printf 'a\\0b\\xff\\xc3\\xa9'", "ab\ufffd\u00e9", 0),
+    ("cat <<'E'\nit's $X\nE", "it's $X\n", 0),
+    ("# nothing", "", 0),
+    ("", "", 0),
+    ("exec >/tmp/lost 2>&1; echo gone", "", 0),
+    ("-x", "bash: line 1: -x: command not found\n", 127),
+    ("echo 'open", None, 2),
+    ("if", None, 2),
+    ("\ud800", None, 127),
+])
+def test_commands(shell: Shell, command: str, output: str | None, code: int) -> None:
+    result = run(shell, command)
+    assert result.exit_code == code
+    if output is not None:
+        assert result.output.replace("line 2", "line 1") == output
+    assert lines(shell, "echo after") == ["after"]
+
+
+def test_trace_does_not_end_a_call(shell: Shell) -> None:
+    assert lines(shell, "set -x; echo hi") == ["++ echo hi", "hi"]
+    assert lines(shell, "sleep 0.05; echo ho")[-1] == "ho"
+
+
+def test_long_command(shell: Shell) -> None:
+    assert lines(shell, f"printf %s '{'x' * 300_000}' | wc -c") == ["300000"]
+
+
+def test_long_output(shell: Shell) -> None:
+    result = run(shell, "seq 100000 | tee /tmp/whole")
+    size = int(lines(shell, "wc -c < /tmp/whole")[0])
+    head, notice, tail = result.output.partition("[")[0], *result.output.partition("[")[2].split("]\n", 1)
+    assert head.startswith("1\n2\n") and tail.endswith("\n99999\n100000\n")
+    assert len(tail) == 8 << 10
+    omitted, _, rest = notice.partition(" bytes omitted; the full output is in ")
+    assert int(omitted) == size - (16 << 10)
+    assert rest.startswith("/tmp/outputs/call-")
+    run(shell, f"cmp {rest} /tmp/whole")
+
+
+def test_output_file_cannot_be_a_trap(shell: Shell) -> None:
+    """A pipe or a link in the place of the file neither hangs nor redirects us."""
+    run(shell, "rm -rf /tmp/outputs; mkfifo /tmp/outputs; echo safe > /tmp/target")
+    assert "bytes omitted]" in run(shell, "seq 100000").output
+    run(shell, "rm /tmp/outputs; mkdir /tmp/outputs; for i in $(seq 500); do "
+               "ln -s /tmp/target /tmp/outputs/call-$i.txt; done")
+    run(shell, "seq 100000")
+    assert lines(shell, "cat /tmp/target") == ["safe"]
+    run(shell, "rm -rf /tmp/outputs")
+
+
+def test_background_child_does_not_hold_a_call(shell: Shell) -> None:
+    began = time.monotonic()
+    assert lines(shell, "sleep 100 & setsid sleep 100 & echo done") == ["done"]
+    assert time.monotonic() - began < 10
+    assert lines(shell, "pgrep -c sleep") == ["2"]
+
+
+def test_deadline_kills_what_the_call_started(shell: Shell) -> None:
+    run(shell, "X=kept; sleep 1001 &")
+    result = shell.run("setsid sleep 1002 & (setsid sh -c 'trap \"\" TERM; sleep 1003' &) ; echo before; sleep 1004", 0.3)
+    assert (result.ended, result.exit_code, result.output) == ("deadline", None, "before\n")
+    assert not result.restarted
+    assert lines(shell, "echo $X; pgrep -a sleep | cut -d' ' -f2-")[-2:] == ["kept", "sleep 1001"]
+
+
+@pytest.mark.parametrize("command", [
+    "while :; do :; done", "while :; do sleep 1; done", "exec sleep 1000", "kill -STOP $$",
+    "for i in $(seq 300); do setsid sh -c 'while :; do sh -c : & done' & done; sleep 100",
+])
+def test_deadline_of_a_stubborn_shell(shell: Shell, command: str) -> None:
+    result = shell.run(command, 0.3)
+    assert (result.ended, result.restarted) == ("deadline", True)
+    assert int(lines(shell, "ps -e --no-headers | wc -l")[-1]) <= 5
+    assert not run(shell, "true").restarted
+
+
+@pytest.mark.parametrize(("command", "code"), [
+    ("exit 3", 3), ("kill -9 $$", -9), ("exec true", 0), ("set -e; false", 1), ("kill -9 -1; kill -9 $$", -9),
+])
+def test_shell_lost(shell: Shell, command: str, code: int) -> None:
+    result = shell.run(f"echo before; {command}", 30)
+    assert (result.ended, result.exit_code, result.output.splitlines()[0]) == ("shell_lost", code, "before")
+    assert lines(shell, "pwd") == ["/workspace"]
+
+
+def test_shell_lost_between_calls(shell: Shell) -> None:
+    run(shell, "P=$$; (sleep 0.1; kill -9 $P) &")
+    time.sleep(0.4)
+    assert run(shell, "echo hi").restarted
+    assert not run(shell, "echo hi").restarted
+
+
+def test_flood(shell: Shell) -> None:
+    result = shell.run("yes", 60)
+    assert result.ended == "flood"
+    assert result.output.startswith("y\ny\n")
+    assert len(result.output) < 20_000
+    assert lines(shell, "pgrep -c yes; rm -r /tmp/outputs") == ["0"]
+
+
+def test_background_flood(shell: Shell) -> None:
+    """A flood between calls neither fills our memory nor hides the next call's own output."""
+    run(shell, "yes & sleep 0.05")
+    time.sleep(0.2)
+    result = shell.run("echo mine; sleep 100", 20)
+    assert result.ended == "flood"
+    assert lines(shell, "pgrep -c yes; rm -r /tmp/outputs") == ["0"]
+
+
+def test_fork_bomb_is_survived(shell: Shell) -> None:
+    shell.run("bomb() { bomb | bomb & }; bomb; sleep 0.3", 5)
+    shell.restart()
+    assert lines(shell, "ps -e --no-headers | wc -l") == ["4"]
+
+
+def test_memory_kill_is_told(shell: Shell) -> None:
+    result = run(shell, "python -c 'bytearray(3 << 30)'")
+    assert (result.exit_code, result.killed) == (137, 1)
+    assert run(shell, "true").killed == 0
+
+
+def test_supervisor_is_out_of_reach(shell: Shell) -> None:
+    script = """
+for s in KILL INT TERM HUP STOP CHLD USR1; do kill -$s 1; done
+for f in mem environ fd/3 maps; do head -c 1 /proc/1/$f && echo "read $f"; done 2>/dev/null
+ls /proc/1/fd /proc/1/fdinfo 2>/dev/null
+gdb -p 1 -batch 2>&1 | grep -c 'Operation not permitted'
+python -c 'import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0))'
+"""
+    assert lines(shell, script)[-1] == "-1"
+    assert "read" not in run(shell, script).output
+    assert lines(shell, "echo alive") == ["alive"]
+
+
+def test_restart(shell: Shell) -> None:
+    run(shell, "X=1; cd /tmp; sleep 100 & setsid sleep 100 &")
+    shell.restart()
+    assert lines(shell, "echo $X.; pwd; pgrep -c sleep") == [".", "/workspace", "0"]
+
+
+def test_deadline_stands_still_while_frozen(shell: Shell) -> None:
+    """Frozen for longer than its deadline, by somebody else, a command still ends well."""
+    def freeze() -> None:
+        time.sleep(0.2)
+        shell.sandbox.freezer.freeze()
+        time.sleep(1.5)
+        shell.sandbox.freezer.thaw()
+
+    other = threading.Thread(target=freeze)
+    began = time.monotonic()
+    other.start()
+    result = shell.run("for i in $(seq 8); do sleep 0.1; done; echo done", 1.3)
+    other.join()
+    assert (result.ended, result.output) == ("exit", "done\n")
+    assert time.monotonic() - began > 1.5
+
+
+class Answering:
+    """A gate that freezes the sandbox, takes its time, and answers; or ends the run."""
+
+    def __init__(self, folder: Path, stop: bool = False) -> None:
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(folder / SOCKET))
+        (folder / SOCKET).chmod(0o666)
+        self.server.listen()
+        self.shell: Shell | None = None
+        self.stop = stop
+        self.asked: list[list[str]] = []
+
+    def fileno(self) -> int:
+        return self.server.fileno()
+
+    def serve(self) -> None:
+        assert self.shell
+        if self.stop:
+            raise StopRun("patience")
+        connection, _ = self.server.accept()
+        with connection, connection.makefile("rwb") as file:
+            self.asked.append(json.loads(file.readline())["arguments"])
+            self.shell.sandbox.freezer.freeze()
+            time.sleep(1.0)
+            file.write(json.dumps({"text": "correct, 1.0 ms", "code": len(self.asked[-1])}).encode() + b"\n")
+            file.flush()
+            self.shell.sandbox.freezer.thaw()
+
+
+@contextlib.contextmanager
+def gated(engine: Bubblewrap, folder: Path, stop: bool = False) -> Iterator[tuple[Shell, Answering]]:
+    mounts.own_folder(folder / "run" / "workspace", UID)
+    (folder / "gate").mkdir(mode=0o755)
+    gate = Answering(folder / "gate", stop)
+    task = mounts.stage_tree(Path(__file__).parents[1] / "prompts")
+    spec = agent_spec(folder / "run" / "workspace", task, folder / "gate", Limits(256 * MIB, 64, 2), UID)
+    sandbox = engine.start(spec)
+    with gate.server, contextlib.closing(sandbox):
+        gate.shell = Shell(sandbox, gate)
+        yield gate.shell, gate
+
+
+def test_evaluate_survives_freezing(engine: Bubblewrap, tmp_path: Path) -> None:
+    with gated(engine, tmp_path) as (shell, gate):
+        result = run(shell, "evaluate; echo $?; timeout 100 evaluate --expert x", timeout=0.8)
+        assert result.output == "correct, 1.0 ms\n0\ncorrect, 1.0 ms\n"
+        assert result.exit_code == 2
+        assert gate.asked == [[], ["--expert", "x"]]
+
+
+def test_evaluate_without_a_judge(shell: Shell) -> None:
+    assert run(shell, "evaluate").output == "evaluate: the judge does not answer\n"
+
+
+def test_gate_ends_the_run(engine: Bubblewrap, tmp_path: Path) -> None:
+    with gated(engine, tmp_path, stop=True) as (shell, _):
+        with pytest.raises(StopRun) as stop:
+            shell.run("sleep 1000 & echo before; evaluate; echo after; sleep 1000", 30)
+        assert (stop.value.status, stop.value.output) == ("patience", "before\n")
+        assert len(shell.sandbox._group.pids()) == 3  # type: ignore[attr-defined]  # bwrap, init, bash
+
+
+def test_sandbox_lost(engine: Bubblewrap, tmp_path: Path) -> None:
+    with gated(engine, tmp_path) as (shell, _):
+        threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in shell.sandbox._group.pids()]).start()  # type: ignore[attr-defined]
+        with pytest.raises(SandboxLost, match="the agent's sandbox ended by itself"):
+            shell.run(f"sleep 100 # {secrets.token_hex(4)}", 30)
