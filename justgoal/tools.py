@@ -51,6 +51,11 @@ class Tools:
         return self._definitions
 
     def execute(self, name: str, input: Input) -> ToolOutcome:
+        outcome = self._execute(name, input)
+        text = outcome.content.encode(errors="replace").decode()  # half a surrogate pair cannot be sent
+        return ToolOutcome(text, outcome.is_error)
+
+    def _execute(self, name: str, input: Input) -> ToolOutcome:
         try:
             if name not in self._tools:
                 raise self._bad("unknown_tool", name=name, names=" and ".join(self._tools))

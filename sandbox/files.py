@@ -37,10 +37,11 @@ def act(request: Message) -> tuple[Message, bytes]:
         return failure.answer, b""
     except FileNotFoundError:
         return {"ok": False, "notice": "file_missing", "path": str(path)}, b""
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
             return {"ok": False, "notice": "file_special", "path": str(path)}, b""
-        return {"ok": False, "notice": "file_error", "path": str(path), "reason": error.strerror}, b""
+        reason = getattr(error, "strerror", None) or str(error)
+        return {"ok": False, "notice": "file_error", "path": str(path), "reason": reason}, b""
 
 
 def view(path: Path, request: Message) -> tuple[Message, bytes]:

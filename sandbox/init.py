@@ -42,7 +42,7 @@ class Call:
 
     number: int
     began: tuple[int, int]  # processes that began later are the call's
-    mark: bytes = field(default_factory=lambda: f"\0{os.urandom(12).hex()}:".encode())
+    mark: bytes = field(default_factory=lambda: f"\0{os.urandom(8).hex()}:".encode())
     head: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
     held: bytes = b""
@@ -50,6 +50,10 @@ class Call:
     file: int | None = None
     why: str = ""
     give_up: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        return OUTPUTS / f"call-{self.number}.txt"
 
     def line(self, command: str) -> bytes:
         """What bash reads. The mark is assembled by printf only, so that `set -x` cannot print it."""
@@ -84,16 +88,13 @@ class Call:
         del self.tail[:-TAIL]
 
     def spill(self, data: bytes) -> None:
-        """From here on the whole output goes to a file; without one (full, or taken) the middle is lost."""
-        try:
+        """From here on the whole output goes to a file; without one (no room, no folder) the middle is lost."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with suppress(OSError):
             OUTPUTS.mkdir(exist_ok=True)
-            path = OUTPUTS / f"call-{self.number}.txt"
-            path.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.file = os.open(path, flags, 0o644)
-            self.write(data)
-        except OSError:
-            self.close()
+            self.path.unlink(missing_ok=True)
+            self.file = os.open(self.path, flags, 0o644)
+        self.write(data)
 
     def write(self, data: bytes) -> None:
         try:
@@ -101,6 +102,8 @@ class Call:
                 data = data[os.write(self.file, data):]
         except OSError:
             self.close()
+            with suppress(OSError):
+                self.path.unlink()
 
     def close(self) -> None:
         if self.file is not None:
@@ -160,35 +163,36 @@ class Init:
     def loop(self) -> None:
         self.answer({"ready": True})
         while True:
-            for descriptor in self.wait():
-                if descriptor == self.channel.fileno():
-                    self.receive()
-                elif descriptor == self.output:
-                    self.read_output()
-                elif descriptor == self.shell.stdin:
-                    self.shell.flush()
-                elif descriptor == self.shell.pidfd:
-                    self.shell_ended()
-                elif self.helper and descriptor == self.helper[1]:
-                    self.read_helper()
+            descriptor = self.wait()
+            if descriptor == self.channel.fileno():
+                self.receive()
+            elif descriptor == self.shell.pidfd:
+                self.shell_ended()
+            elif descriptor == self.shell.stdin:
+                self.shell.flush()
+            elif descriptor == self.output:
+                self.read_output()
+            elif descriptor is not None:
+                self.read_helper()
             if self.call and self.call.why and time.monotonic() > self.call.give_up:
                 self.call.give_up = float("inf")
                 kill(self.shell.pid)  # first: it may be what starts the others
                 self.kill_since(self.call)
             self.reap()
 
-    def wait(self) -> list[int]:
+    def wait(self) -> int | None:
+        """A descriptor with something to do; one at a time, as doing it may close others."""
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         poll.register(self.shell.pidfd, select.POLLIN)
-        if self.call or self.idle < IDLE:
-            poll.register(self.output, select.POLLIN)
         if self.shell.pending:
             poll.register(self.shell.stdin, select.POLLOUT)
         if self.helper:
             poll.register(self.helper[1], select.POLLIN)
-        timeout = 10 if self.call and self.call.why else 1000
-        return [descriptor for descriptor, _ in poll.poll(timeout)]
+        if self.call or self.idle < IDLE:
+            poll.register(self.output, select.POLLIN)
+        ready = poll.poll(10 if self.call and self.call.why else 1000)
+        return ready[0][0] if ready else None
 
     def receive(self) -> None:
         data = self.channel.recv(1 << 16)
@@ -224,7 +228,7 @@ class Init:
         if self.call and not self.call.why:
             self.stop(request["why"])
         if self.helper:
-            os.kill(self.helper[0], signal.SIGKILL)
+            kill(self.helper[0])
 
     def do_restart(self, request: Message) -> None:
         kill_all()
@@ -297,7 +301,7 @@ class Init:
         call, self.call = self.call, None
         assert call
         self.late, self.idle = call.held[-TAIL:], 0
-        path = f"{OUTPUTS}/call-{call.number}.txt" if call.file is not None else None
+        path = str(call.path) if call.file is not None else None
         call.close()
         self.answer({"ended": call.why or ended, "exit_code": None if call.why else code, "total": call.total,
                      "head": len(call.head), "file": path, "restarted": self.restarted},
@@ -311,9 +315,7 @@ class Init:
         self.new_shell()
         self.restarted = True
         if self.call:
-            call = self.call
-            while self.call is call and self.read_output():
-                pass
+            self.read_output()  # once: all that the shell wrote is in the pipe, others may write for ever
         if self.call:
             self.call.keep(self.call.held)
             self.call.held = b""
@@ -361,7 +363,7 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 

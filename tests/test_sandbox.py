@@ -164,8 +164,8 @@ def writable(folder):
         return True
     except OSError:
         return False
-folders = ["/"] + [os.path.join(f, n) for f, ns, _ in os.walk("/") if not f.startswith(("/proc", "/usr/lib/")) for n in ns]
-print(sorted(folder for folder in folders if writable(folder)))
+folders = [os.path.join(f, n) for f, ns, _ in os.walk("/") if not f.startswith(("/proc", "/usr/lib/")) for n in ns]
+print(sorted(folder for folder in ["/", *folders] if writable(folder)))
 """
     assert printed(start(code)) == "['/dev/shm', '/tmp', '/tmp/home']\n"
 
@@ -362,12 +362,12 @@ time.sleep(1000)
 
 def test_cannot_start(engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(128 * MIB, 16, 1)
-    with pytest.raises(Fatal, match=f"cannot mount {tmp_path}/gone: it does not exist"):
+    with pytest.raises(Fatal, match=r"cannot mount .*/gone: it does not exist"):
         engine.start(Spec("worker", ("true",), limits, UID, (Mount(tmp_path / "gone", "/x"),)))
-    with pytest.raises(Fatal, match="a sandbox did not start: bwrap: Can't mkdir parents for /etc/passwd/x: Not a directory"):
+    with pytest.raises(Fatal, match=r"did not start: bwrap: .* /etc/passwd/x: Not a directory"):
         engine.start(Spec("worker", ("true",), limits, UID, (Mount(tmp_path, "/etc/passwd/x"),)))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="^bubblewrap is not installed: apt install bubblewrap$"):
+    with pytest.raises(UsageError, match=r"^bubblewrap is not installed: apt install bubblewrap$"):
         Bubblewrap()
 
 
@@ -419,6 +419,7 @@ def test_staged_tree(tmp_path: Path) -> None:
     (tmp_path / "a" / "tool").write_text(token)
     (tmp_path / "a" / "tool").chmod(0o700)
     (tmp_path / "secret").symlink_to("/etc/passwd")
+    (tmp_path / ".hidden").write_text("hidden")
     (tmp_path / "text").write_text("text")
     (tmp_path / "text").chmod(0o600)
     with ProcessPoolExecutor(4, get_context("spawn")) as pool:

@@ -102,12 +102,13 @@ def test_background_child_does_not_hold_a_call(shell: Shell) -> None:
     began = time.monotonic()
     assert lines(shell, "sleep 100 & setsid sleep 100 & echo done") == ["done"]
     assert time.monotonic() - began < 10
-    assert lines(shell, "pgrep -c sleep") == ["2"]
+    assert lines(shell, "until [ $(pgrep -xc sleep) = 2 ]; do :; done; echo both") == ["both"]
 
 
 def test_deadline_kills_what_the_call_started(shell: Shell) -> None:
     run(shell, "X=kept; sleep 1001 &")
-    result = shell.run("setsid sleep 1002 & (setsid sh -c 'trap \"\" TERM; sleep 1003' &) ; echo before; sleep 1004", 0.3)
+    command = "setsid sleep 1002 & (setsid sh -c 'trap \"\" TERM; sleep 1003' &) ; echo before; sleep 1004"
+    result = shell.run(command, 0.3)
     assert (result.ended, result.exit_code, result.output) == ("deadline", None, "before\n")
     assert not result.restarted
     assert lines(shell, "echo $X; pgrep -a sleep | cut -d' ' -f2-")[-2:] == ["kept", "sleep 1001"]
@@ -155,6 +156,20 @@ def test_background_flood(shell: Shell) -> None:
     result = shell.run("echo mine; sleep 100", 20)
     assert result.ended == "flood"
     assert lines(shell, "pgrep -c yes; rm -r /tmp/outputs") == ["0"]
+
+
+def test_old_flood_does_not_hold_a_deadline(shell: Shell) -> None:
+    """What an earlier call started is spared by a deadline, and may print for ever."""
+    run(shell, "(while :; do echo spam; sleep 0.01; done) & yes >/dev/null &")
+    result = shell.run("exec sleep 100", 0.3)
+    assert (result.ended, result.restarted) == ("deadline", True)
+    assert lines(shell, "pgrep -c yes")[-1] == "1"
+
+
+def test_output_without_room(shell: Shell) -> None:
+    run(shell, "head -c 490M /dev/zero > /tmp/big")
+    assert "bytes omitted]" in run(shell, "head -c 40M /dev/zero | tr '\\0' x").output
+    assert lines(shell, "rm /tmp/big; ls /tmp/outputs | wc -l") == ["0"]
 
 
 def test_fork_bomb_is_survived(shell: Shell) -> None:

@@ -104,7 +104,7 @@ def test_create_and_view(tools: Tools) -> None:
 
 
 def test_view_of_a_folder(tools: Tools) -> None:
-    bash(tools, command="mkdir -p /tmp/f/b/c/d /tmp/f/.hidden; touch /tmp/f/a /tmp/f/b/c/d/deep /tmp/f/b/.h; ln -s / /tmp/f/r")
+    bash(tools, command="mkdir -p /tmp/f/b/c/d /tmp/f/.hidden; cd /tmp/f; touch a b/c/d/deep b/.h; ln -s / r")
     assert edit(tools, "view", "/tmp/f") == ok("/tmp/f/\n/tmp/f/a\n/tmp/f/b/\n/tmp/f/b/c/\n/tmp/f/r")
     bash(tools, command="mkdir /tmp/many; cd /tmp/many; touch $(seq 1000)")
     listing = edit(tools, "view", "/tmp/many").content.splitlines()
@@ -148,6 +148,7 @@ def test_file_problems(tools: Tools) -> None:
     assert edit(tools, "view", "/dev/zero") == bad("/dev/zero is not a regular file")
     assert edit(tools, "create", "/tmp/folder", file_text="x") == bad("/tmp/folder: Is a directory")
     assert edit(tools, "create", "/task/x", file_text="x") == bad("/task/x: Read-only file system")
+    assert edit(tools, "view", "/\ud800").content.startswith("/?: 'utf-8' codec can't encode")
     assert edit(tools, "view", "/proc/1/environ") == bad("/proc/1/environ: Permission denied")
     assert edit(tools, "view", "/tmp/huge") == bad(
         "/tmp/huge has 1073741824 bytes; this tool handles files of up to 10485760 bytes")

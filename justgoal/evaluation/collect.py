@@ -16,6 +16,8 @@ from pathlib import Path
 
 SIZE_CAP = 64 << 20
 FILES_CAP = 10_000
+PATH_CAP = 512
+"""Bytes: of a longer path the copy could not be opened again, and a deeper one would exhaust frames or descriptors."""
 ENTRY = "solution.py"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -98,6 +100,8 @@ def _walk(folder: int, prefix: str) -> Iterator[tuple[str, bytes]]:
             continue
         if not name.isprintable():
             raise InvalidSolution(f"{path!r} has characters in its name that cannot be printed")
+        if len(os.fsencode(path)) > PATH_CAP:
+            raise InvalidSolution(f"a path in it is longer than {PATH_CAP} bytes")
         try:
             descriptor = os.open(name, _FLAGS, dir_fd=folder)
         except OSError:

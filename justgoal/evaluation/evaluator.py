@@ -52,18 +52,79 @@ def memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+class WorkerHost:
+    """Starts the workers that a judge asks for, hands their descriptors over, and ends them."""
+
+    def __init__(self, engine: Engine, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        self._engine = engine
+        self._on_phase = on_phase
+        self._workers: dict[int, Sandbox] = {}
+        self._started = 0
+        self._mount = Mount(_stage_worker(), "/opt/justgoal")
+
+    def serve(self, channel: socket.socket) -> dict[str, Any] | None:
+        """Give the judge at the other end what it asks for until it is done; None when it has gone."""
+        while message := channel.recv(1 << 17):
+            asked: dict[str, Any] = json.loads(message)
+            match asked["op"]:
+                case "start":
+                    answer, descriptors = self._start(asked["role"])
+                    socket.send_fds(channel, [json.dumps(answer).encode()], descriptors)
+                case "ended":
+                    channel.send(json.dumps(self._ending(self._workers[asked["id"]])).encode())
+                case "close":
+                    self._workers.pop(asked["id"]).close()
+                case "phase":
+                    self._on_phase(asked["text"])
+                case "done" | "failed":
+                    return asked
+        return None
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _start(self, role: str) -> tuple[dict[str, Any], list[int]]:
+        sandbox = self._engine.start(self._spec(role))
+        self._started += 1
+        self._workers[self._started] = sandbox
+        descriptors = [sandbox.channel.fileno(), sandbox.freezer.write_fd, sandbox.freezer.read_fd]
+        if role == "build":
+            descriptors.append(sandbox.output)
+        return {"id": self._started, "freezer": sandbox.freezer.version}, descriptors
+
+    def _ending(self, sandbox: Sandbox) -> dict[str, Any]:
+        sandbox.freezer.thaw()
+        return {
+            "exit": sandbox.exit_status(2.0),
+            "memory_kills": sandbox.memory_kills(),
+            "memory": sandbox.spec.limits.memory,
+        }
+
+    def _spec(self, role: str) -> Spec:
+        """The same for every party in everything that a solution could look at; a build also shows what it prints."""
+        caches = {
+            "XDG_CACHE_HOME": CACHE,
+            "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
+            "TRITON_CACHE_DIR": f"{CACHE}/triton",
+            "NUMBA_CACHE_DIR": f"{CACHE}/numba",
+        }
+        return Spec(
+            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(), 1024, threads()), UID,
+            mounts=(self._mount,), tmpfs={"/solution": TREE_ROOM},
+            environment={**compute_environment(), **caches}, as_pid_1=True, packets=True, quiet=role != "build",
+        )  # fmt: skip
+
+
 class Evaluator:
     """One judge on one task. Orders are made one at a time, from one thread."""
 
     def __init__(self, task: Task, engine: Engine, on_phase: Callable[[str], None] = lambda _: None) -> None:
         self._task = task
-        self._engine = engine
-        self._on_phase = on_phase
-        self._workers: dict[int, Sandbox] = {}
-        self._started = 0
-        self._worker_mount = Mount(_stage_worker(), "/opt/justgoal")
+        self._host = WorkerHost(engine, on_phase)
         self._judge = engine.start(self._judge_spec())
-        self._serve()
+        self._finished()
 
     def open(self) -> ExpertReport:
         """Build and measure the experts; about a minute where one of them compiles."""
@@ -92,9 +153,7 @@ class Evaluator:
         self._order({"op": "pause"}, [])
 
     def close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        self._host.close()
         self._judge.close()
 
     def _order(self, order: dict[str, Any], solutions: Sequence[Solution]) -> dict[str, Any]:
@@ -106,48 +165,15 @@ class Evaluator:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return self._serve()
+        return self._finished()
 
-    def _serve(self) -> dict[str, Any]:
-        """Give the judge what it asks for until it is done."""
-        while True:
-            message = self._judge.channel.recv(1 << 17)
-            if not message:
-                raise EvaluatorFailed(f"the judge ended: {self._last_words()}")
-            asked: dict[str, Any] = json.loads(message)
-            match asked["op"]:
-                case "start":
-                    self._start(asked["role"])
-                case "ended":
-                    self._reply(self._ending(self._workers[asked["id"]]))
-                case "close":
-                    self._workers.pop(asked["id"]).close()
-                case "phase":
-                    self._on_phase(asked["text"])
-                case "done":
-                    return asked
-                case "failed":
-                    raise EvaluatorFailed(asked["error"])
-
-    def _start(self, role: str) -> None:
-        sandbox = self._engine.start(self._worker_spec(role))
-        self._started += 1
-        self._workers[self._started] = sandbox
-        descriptors = [sandbox.channel.fileno(), sandbox.freezer.write_fd, sandbox.freezer.read_fd]
-        if role == "build":
-            descriptors.append(sandbox.output)
-        self._reply({"id": self._started, "freezer": sandbox.freezer.version}, descriptors)
-
-    def _reply(self, answer: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        socket.send_fds(self._judge.channel, [json.dumps(answer).encode()], list(descriptors))
-
-    def _ending(self, sandbox: Sandbox) -> dict[str, Any]:
-        sandbox.freezer.thaw()
-        return {
-            "exit": sandbox.exit_status(2.0),
-            "memory_kills": sandbox.memory_kills(),
-            "memory": sandbox.spec.limits.memory,
-        }
+    def _finished(self) -> dict[str, Any]:
+        answer = self._host.serve(self._judge.channel)
+        if answer is None:
+            raise EvaluatorFailed(f"the judge ended: {self._last_words()}")
+        if answer["op"] == "failed":
+            raise EvaluatorFailed(answer["error"])
+        return answer
 
     def _last_words(self) -> str:
         try:
@@ -156,20 +182,6 @@ class Evaluator:
             text = ""
         lines = text.strip().splitlines()
         return lines[-1] if lines else f"exit status {self._judge.exit_status(1.0)}"
-
-    def _worker_spec(self, role: str) -> Spec:
-        """The same for every party in everything that a solution could look at; a build also shows what it prints."""
-        caches = {
-            "XDG_CACHE_HOME": CACHE,
-            "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
-            "TRITON_CACHE_DIR": f"{CACHE}/triton",
-            "NUMBA_CACHE_DIR": f"{CACHE}/numba",
-        }
-        return Spec(
-            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(), 1024, threads()), UID,
-            mounts=(self._worker_mount,), tmpfs={"/solution": TREE_ROOM},
-            environment={**compute_environment(), **caches}, packets=True, quiet=role != "build",
-        )  # fmt: skip
 
     def _judge_spec(self) -> Spec:
         operator = self._task.operator.folder

@@ -66,10 +66,12 @@ def stage_tree(source: Path) -> Path:
     """A copy of a small trusted folder for read-only mounts: regular files 0644 or 0755, folders 0755.
 
     Named by its contents, so that the same folder is copied once and its name tells nothing about its origin.
-    Links, special files and __pycache__ are left out.
+    Links, special files, hidden names and __pycache__ are left out.
     """
     files = {file.relative_to(source): file for file in sorted(source.rglob("*"))
-             if file.is_file() and not file.is_symlink() and "__pycache__" not in file.parts}
+             if file.is_file() and not file.is_symlink()}
+    files = {name: file for name, file in files.items()
+             if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)}
     digest = hashlib.sha256()
     for name, file in files.items():
         digest.update(f"{name}\0{file.stat().st_mode & 0o100}\0{file.stat().st_size}\0".encode())
@@ -231,7 +233,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _link(source: Path, target: Path) -> None:
     if not source.stat().st_mode & 0o004:
-        raise Fatal(f"other users may not read {source}: chmod o+r it, and its neighbours (umask 022)")
+        raise Fatal(f"sandboxes need {source}, which others may not read: chmod -R o+rX {source.parent}")
     _folder(target.parent)
     try:
         os.link(source.resolve(), target)

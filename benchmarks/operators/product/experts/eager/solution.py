@@ -1,0 +1,5 @@
+import torch
+
+
+def run(a, b):
+    return torch.mm(a, b)

@@ -1,0 +1,199 @@
+"""The worker protocol under measurement: the judge's clock, and what the rule of improvement makes of noise.
+
+    python benchmarks/worker_protocol.py clock                     no-op and spinning solutions (2 minutes)
+    python benchmarks/worker_protocol.py improvements [-n 30]      the same solution against itself, whole evaluations
+    python benchmarks/worker_protocol.py gains [-n 20]             a champion that is 5 % slower: is the gain found?
+
+Run as root on an idle machine. Every figure is printed with what it is compared with.
+"""
+
+import argparse
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+OPERATORS = Path(__file__).parent / "operators"
+SPINS = (0.0002, 0.001, 0.01, 0.1)
+SPIN = """
+import time
+import torch
+
+OUT = torch.zeros(1)
+
+
+def run(x):
+    end = time.clock_gettime(time.CLOCK_MONOTONIC) + {seconds}
+    while time.clock_gettime(time.CLOCK_MONOTONIC) < end:
+        pass
+    return OUT
+"""
+SLOWER = """
+import time
+import {module} as inner
+
+
+def run(*arguments):
+    begun = time.perf_counter()
+    result = inner.run(*arguments)
+    end = begun + {factor} * (time.perf_counter() - begun)
+    while time.perf_counter() < end:
+        pass
+    return result
+"""
+
+
+def with_judge(body: Callable[[socket.socket], None]) -> None:
+    """Run `body` where the judge would be: it asks for workers over the socket that it is given."""
+    from justgoal.evaluation.evaluator import WorkerHost
+    from justgoal.sandboxes.bubblewrap import Bubblewrap
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host = WorkerHost(Bubblewrap())
+
+    def judge() -> None:
+        try:
+            body(theirs)
+        finally:
+            theirs.close()
+
+    thread = threading.Thread(target=judge)
+    thread.start()
+    try:
+        host.serve(ours)
+    finally:
+        thread.join()
+        host.close()
+
+
+def clock() -> None:
+    """20 medians of 20 no-ops; then, for each spinning solution, its median with the no-op beside it subtracted."""
+    import torch
+
+    from justgoal.evaluation.bench import FIRST_CALL_LIMIT
+    from justgoal.evaluation.clock import Flush, undisturbed
+    from justgoal.evaluation.evaluator import NOOP, threads
+    from justgoal.evaluation.memory import Field, sealed
+    from justgoal.evaluation.workers import IMPORT_LIMIT, Worker, Workers
+
+    fields = [Field("x", "float32", (1 << 20,))]
+    flush, data = Flush(), torch.randn(1 << 20)
+
+    def call(worker: Worker) -> float:
+        worker.inputs.write([data])
+        flush()
+        return worker.call(FIRST_CALL_LIMIT)
+
+    def body(runtime: socket.socket) -> None:
+        workers = Workers(runtime, fields, [Field("y", "float32", (1,))], threads())
+        sources = [NOOP, NOOP, *(SPIN.format(seconds=seconds).encode() for seconds in SPINS)]
+        started = workers.start([sealed(_tar(source)) for source in sources])
+        for worker in started:
+            worker.imported(IMPORT_LIMIT)
+            call(worker)
+        noop, _, *spinning = started
+        with undisturbed():
+            medians = [statistics.median(call(noop) for _ in range(20)) for _ in range(20)]
+        low, high = min(medians), max(medians)
+        print("no-op, 4 MB of input, median of 20 calls, repeated 20 times (us)")
+        print(f"  median {statistics.median(medians) * 1e6:.1f}   lowest {low * 1e6:.1f}   highest {high * 1e6:.1f}   "
+              f"range {(high - low) * 1e6:.1f}\n")  # fmt: skip
+        print("spinning solutions, median of rounds, the no-op of the same rounds subtracted")
+        print(f"{'spins':>10} {'measured':>12} {'error':>10} {'error':>8}")
+        for seconds, worker in zip(SPINS, spinning, strict=True):
+            times: dict[Worker, list[float]] = {worker: [], noop: []}
+            with undisturbed():
+                for _ in range(20 if seconds < 0.05 else 9):
+                    for party in random.sample([worker, noop], 2):
+                        times[party].append(call(party))
+            found = statistics.median(times[worker]) - statistics.median(times[noop])
+            print(f"{seconds * 1e3:>7g} ms {found * 1e3:>9.4f} ms {(found - seconds) * 1e6:>+7.1f} us "
+                  f"{100 * (found / seconds - 1):>+6.2f} %")  # fmt: skip
+        for worker in started:
+            worker.close()
+
+    with_judge(body)
+
+
+def improvements(count: int) -> None:
+    """The same solution judged `count` times against itself as champion, by the whole rule."""
+    print(f"{'operator':<10} {'evaluations':>11} {'improved':>9} {'first pair off by':>18} {'seconds each':>13}")
+    for name, evaluator in _evaluators():
+        solution = _eager(name)
+        evaluator.evaluate(solution)
+        begun = time.monotonic()
+        verdicts = [evaluator.evaluate(solution) for _ in range(count)]
+        each = (time.monotonic() - begun) / count
+        off = statistics.median(abs(verdict.ratios[0] - 1) for verdict in verdicts)
+        improved = sum(verdict.improved for verdict in verdicts)
+        print(f"{name:<10} {count:>11} {improved:>9} {100 * off:>16.2f} % {each:>13.1f}", flush=True)
+
+
+def gains(count: int, factor: float = 1.05) -> None:
+    """A champion that takes `factor` times as long: how often the faster one is found, by the whole rule."""
+    from justgoal.evaluation.collect import Solution
+
+    print(f"{'operator':<10} {'evaluations':>11} {'found':>6} {'ratio of first pair':>20} {'seconds each':>13}")
+    for name, evaluator in _evaluators():
+        fast = _eager(name)
+        slow = Solution({"solution.py": SLOWER.format(module="eager", factor=factor).encode(),
+                         "eager.py": fast.contents["solution.py"]})  # fmt: skip
+        best = evaluator.evaluate(slow).speedup
+        assert best is not None
+        found, ratios, seconds = 0, [], 0.0
+        for _ in range(count):
+            evaluator.crown(slow, best)
+            begun = time.monotonic()
+            verdict = evaluator.evaluate(fast)
+            seconds += time.monotonic() - begun
+            found += verdict.improved
+            ratios.append(verdict.ratios[0])
+        print(f"{name:<10} {count:>11} {found:>6} {statistics.median(ratios):>19.3f}x {seconds / count:>13.1f}", flush=True)
+
+
+def _evaluators():  # type: ignore[no-untyped-def]
+    from justgoal.evaluation.device import Device
+    from justgoal.evaluation.evaluator import Evaluator
+    from justgoal.sandboxes.bubblewrap import Bubblewrap
+    from justgoal.tasks import contract
+
+    for name in ("softmax", "product"):
+        evaluator = Evaluator(contract.task(str(OPERATORS / name)), Bubblewrap())
+        try:
+            with Device().exclusive():
+                evaluator.open()
+                yield name, evaluator
+        finally:
+            evaluator.close()
+
+
+def _eager(name: str):  # type: ignore[no-untyped-def]
+    from justgoal.evaluation.collect import collect
+
+    return collect(OPERATORS / name / "experts" / "eager")
+
+
+def _tar(source: bytes) -> bytes:
+    from justgoal.evaluation.collect import Solution
+
+    return Solution({"solution.py": source}).tar()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("clock", "improvements", "gains"))
+    parser.add_argument("-n", type=int, default=0, help="evaluations per operator (30 and 20 by default)")
+    given = parser.parse_args()
+    if given.what == "clock":
+        clock()
+    elif given.what == "improvements":
+        improvements(given.n or 30)
+    else:
+        gains(given.n or 20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""When a solution is faster, on figures whose answers are known."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from justgoal.evaluation.improvement import Rounds, ratio, resolution, rounds, speedup, spread
+
+
+def pair(candidate: list[float], expert: list[float], champion: list[float] | None = None) -> Rounds:
+    return Rounds(candidate, champion or [], expert)
+
+
+@pytest.mark.parametrize(
+    ("latency", "wanted"),
+    [(1e-5, 20), (0.005, 20), (0.0051, 9), (0.25, 9), (0.3, 5), (10.0, 5)],
+)
+def test_rounds(latency: float, wanted: int) -> None:
+    assert rounds(latency) == wanted
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster", "wanted"),
+    [
+        ([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], 2.0),
+        ([1.0, 3.0, 50.0], [1.0, 2.0, 1.0], 1.5),  # 1, 1.5, 50
+        ([1.0, 1.0], [1.0, 2.0], 0.75),
+        ([3.0], [4.0], 0.75),
+    ],
+)
+def test_ratio_is_the_median_of_pairs(slower: list[float], faster: list[float], wanted: float) -> None:
+    assert ratio(slower, faster) == wanted
+
+
+def test_a_slow_spell_of_the_machine_does_not_change_the_ratio() -> None:
+    mood = [1.0, 1.0, 4.0, 4.0, 1.0]
+    assert ratio([2 * m for m in mood], mood) == 2.0
+
+
+def test_ratio_needs_pairs() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        ratio([1.0, 2.0], [1.0])
+
+
+def test_spread_is_the_standard_error_of_a_median() -> None:
+    """Of 4000 simulated pairs of 20 rounds, the medians scatter as each pair by itself says."""
+    random = np.random.default_rng(1)
+    slower = np.exp(0.01 * random.standard_normal((4000, 20)))
+    ones = [1.0] * 20
+    medians = [math.log(ratio(list(row), ones)) for row in slower]
+    said = statistics.fmean(spread(list(row), ones) for row in slower)
+    assert said == pytest.approx(statistics.stdev(medians), rel=0.06)
+
+
+def test_spread_of_one_round_or_equal_ones() -> None:
+    assert spread([1.0], [2.0]) == 0.0
+    assert spread([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_speedup_is_the_median_over_pairs() -> None:
+    pairs = [pair([1.0, 1.0], [2.0, 2.0]), pair([1.0, 1.0], [3.0, 3.0]), pair([1.0, 1.0], [9.0, 9.0])]
+    assert speedup(pairs) == 3.0
+    assert speedup(pairs[:2]) == 2.5
+
+
+FLAT = pair([1.0, 1.0], [2.0, 2.0])
+
+
+def test_resolution_by_hand() -> None:
+    """No scatter within a pair: what is left is the bias, log 1.02 at a time."""
+    bias = math.log(1.02) ** 2
+    null = [1.02, 1 / 1.02]
+    assert resolution([FLAT], null, fresh_expert=False) == pytest.approx(1.96 * math.sqrt(bias))
+    assert resolution([FLAT] * 4, null, fresh_expert=True) == pytest.approx(1.96 * math.sqrt(bias / 4))
+    assert resolution([FLAT] * 4, null, fresh_expert=False) == pytest.approx(1.96 * math.sqrt(bias / 2 + bias / 8))
+    assert resolution([FLAT] * 2, [], fresh_expert=False) == 0.0
+
+
+def test_resolution_counts_the_scatter_between_pairs() -> None:
+    pairs = [pair([1.0, 1.0], [e, e]) for e in (2.0, 2.2, 1.8, 2.0)]
+    between = statistics.variance([math.log(e) for e in (2.0, 2.2, 1.8, 2.0)])
+    assert resolution(pairs, [1.0], fresh_expert=True) == pytest.approx(1.96 * math.sqrt(between / 4))
+
+
+def test_resolution_counts_the_scatter_within_a_pair() -> None:
+    noisy = pair([1.0, 1.0, 1.0], [2.0, 2.2, 1.8])
+    assert resolution([noisy], [1.0], fresh_expert=True) == pytest.approx(1.96 * spread(noisy.expert, noisy.candidate))
+
+
+@pytest.mark.parametrize("count", [2, 5, 7])
+def test_resolution_covers_the_truth(count: int) -> None:
+    """Simulated: every process has a bias of its own, the expert is fresh; 95 % of intervals should hold 1."""
+    random = np.random.default_rng(count)
+    held, trials, sigma = 0, 400, 0.01
+    for _ in range(trials):
+        null = np.exp(math.sqrt(2) * sigma * random.standard_normal(3))
+        pairs = []
+        for _ in range(count):
+            own = np.exp(sigma * random.standard_normal(2))
+            noise = np.exp(0.003 * random.standard_normal((2, 20)))
+            pairs.append(pair(list(own[0] * noise[0]), list(own[1] * noise[1])))
+        width = resolution(pairs, list(null), fresh_expert=True)
+        held += abs(math.log(speedup(pairs))) <= width
+    assert held / trials > 0.80
