@@ -74,13 +74,13 @@ def clock() -> None:
     import torch
 
     from justgoal.evaluation.bench import FIRST_CALL_LIMIT
-    from justgoal.evaluation.clock import Flush, undisturbed
+    from justgoal.evaluation.clock import Flush, undisturbed, warm_up
     from justgoal.evaluation.evaluator import NOOP, threads
     from justgoal.evaluation.memory import Field, sealed
     from justgoal.evaluation.workers import IMPORT_LIMIT, Worker, Workers
 
     fields = [Field("x", "float32", (1 << 20,))]
-    flush, data = Flush(), torch.randn(1 << 20)
+    flush, data = Flush(threads()), torch.randn(1 << 20)
 
     def call(worker: Worker) -> float:
         worker.inputs.write([data])
@@ -95,7 +95,9 @@ def clock() -> None:
             worker.imported(IMPORT_LIMIT)
             call(worker)
         noop, _, *spinning = started
-        with undisturbed():
+        awake = workers.keep_awake()
+        with undisturbed(awake):
+            warm_up(noop)
             medians = [statistics.median(call(noop) for _ in range(20)) for _ in range(20)]
         low, high = min(medians), max(medians)
         print("no-op, 4 MB of input, median of 20 calls, repeated 20 times (us)")
@@ -105,7 +107,7 @@ def clock() -> None:
         print(f"{'spins':>10} {'measured':>12} {'error':>10} {'error':>8}")
         for seconds, worker in zip(SPINS, spinning, strict=True):
             times: dict[Worker, list[float]] = {worker: [], noop: []}
-            with undisturbed():
+            with undisturbed(awake):
                 for _ in range(20 if seconds < 0.05 else 9):
                     for party in random.sample([worker, noop], 2):
                         times[party].append(call(party))

@@ -130,7 +130,7 @@ def test_public_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "used"),
     [
-        ("T = {}\nT['x'] = SECRET\nSECRET = 1", "T"),
+        ("SECRET = 1\nT = {}\nT['x'] = SECRET", "T"),
         ("if True:\n    SECRET = 1\nelse:\n    SECRET = 2", "SECRET"),
         ("try:\n    import numpy as SECRET\nexcept ImportError:\n    SECRET = None", "SECRET"),
         ("SECRET = 1\nSECRET += 1", "SECRET"),
@@ -151,13 +151,26 @@ def test_public_source_still_runs(tmp_path: Path, statement: str, used: str) -> 
 
 
 @each_operator
-def test_public_reference_is_the_same_function(folder: Path) -> None:
+def test_public_inputs_are_made_by_the_same_functions(folder: Path) -> None:
+    """Statement by statement the public source is part of the whole, and it makes the same inputs."""
     source = (folder / "reference.py").read_text()
-    public, whole = loaded(handout.public_source(folder / "reference.py")), loaded(source)
+    public = handout.public_source(folder / "reference.py")
+    assert [node for node in statements(public) if node not in statements(source)] == []
     workload = smallest(folder)
-    made = [names["make_inputs"](workload, torch.Generator().manual_seed(5), "cpu") for names in (public, whole)]
+    made = [loaded(one)["make_inputs"](workload, torch.Generator().manual_seed(5), "cpu") for one in (public, source)]
     assert same(*made)
-    assert same(public["reference"](*made[0]), whole["reference"](*made[1]))
+
+
+@pytest.mark.parametrize("name", ["scale_add", "largest"])
+def test_public_reference_is_the_same_function(name: str) -> None:
+    public, whole = (loaded(text) for text in (handout.public_source(OPERATORS / name / "reference.py"),
+                                               (OPERATORS / name / "reference.py").read_text()))
+    made = public["make_inputs"](smallest(OPERATORS / name), torch.Generator().manual_seed(5), "cpu")
+    assert same(public["reference"](*made), whole["reference"](*made))
+
+
+def statements(source: str) -> list[str]:
+    return [ast.dump(node) for node in ast.parse(source).body]
 
 
 def smallest(folder: Path) -> contract.Workload:
@@ -208,10 +221,14 @@ def test_task_folder(folder: Path, tmp_path: Path) -> None:
 def test_inputs_are_made_as_the_judge_makes_them(folder: Path, tmp_path: Path) -> None:
     workload = smallest(folder)
     target = handed_out(contract.task(f"{folder}/{workload.name}"), tmp_path)
-    program = "import inputs, torch; torch.save(tuple(inputs.inputs(3)), 'made')"
-    for command in (["inputs.py"], ["-c", program]):
-        done = subprocess.run([sys.executable, *command], cwd=target, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+    program = """if True:
+        import runpy, torch
+        main = runpy.run_path("inputs.py", run_name="__main__")
+        torch.save(tuple(main["inputs"](3)), "made")
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=target, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(contract.load(str(folder)).arguments)
     made = torch.load(target / "made")
     make_inputs = loaded((folder / "reference.py").read_text())["make_inputs"]
     assert same(made, tuple(make_inputs(workload, torch.Generator().manual_seed(3), "cpu")))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from justgoal.errors import EvaluatorFailed
-from justgoal.evaluation.clock import CallFailed, Flush, undisturbed
+from justgoal.evaluation.clock import CallFailed, Flush, undisturbed, warm_up
 from justgoal.evaluation.draws import PUBLIC_SEED, Draw, Problem
 from justgoal.evaluation.memory import Field
 from justgoal.evaluation.workers import BUILD_LIMIT, IMPORT_LIMIT, Worker, Workers
@@ -51,7 +51,8 @@ class Bench:
         self.phase = phase
         self.call_limit = FIRST_CALL_LIMIT
         self._workers = workers
-        self._flush = Flush()
+        self._flush = Flush(workers.threads)
+        self._awake = workers.keep_awake()
         idle = Workers(workers.runtime, ONE_FIELD, ONE_FIELD, workers.threads)
         self._noop = Party(NOOP, idle.start([noop])[0])
         self._import(self._noop)
@@ -105,7 +106,8 @@ class Bench:
         """
         times: list[list[float]] = [[] for _ in parties]
         overhead: list[float] = []
-        with undisturbed():
+        with undisturbed(self._awake):
+            warm_up(self._noop.worker)
             for draw in draws:
                 for index in random.sample(range(len(parties)), len(parties)):
                     times[index].append(self._timed(parties[index], draw))

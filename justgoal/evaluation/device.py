@@ -48,7 +48,8 @@ class Device:
             fcntl.flock(lock, fcntl.LOCK_EX)
             agents = [freezer for entry in self._entries() if (freezer := _open(entry)) is not None]
             for freezer in agents:
-                freezer.freeze()
+                with suppress(OSError):  # its sandbox may be closed at any time
+                    freezer.freeze()
             yield
         finally:
             for freezer in agents:
@@ -78,7 +79,7 @@ def _open(entry: Path) -> Freezer | None:
         names = json.loads(entry.read_text())
         write = os.open(names["write"], os.O_WRONLY | os.O_CLOEXEC)
         read = os.open(names["read"], os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError):
         entry.unlink(missing_ok=True)
         return None
     return Freezer(write, read, names["version"])

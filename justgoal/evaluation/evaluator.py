@@ -60,7 +60,7 @@ class WorkerHost:
         self._on_phase = on_phase
         self._workers: dict[int, Sandbox] = {}
         self._started = 0
-        self._mount = Mount(_stage_worker(), "/opt/justgoal")
+        self._mount = Mount(_stage_alone("worker.py"), "/opt/justgoal")
 
     def serve(self, channel: socket.socket) -> dict[str, Any] | None:
         """Give the judge at the other end what it asks for until it is done; None when it has gone."""
@@ -86,7 +86,7 @@ class WorkerHost:
         self._workers.clear()
 
     def _start(self, role: str) -> tuple[dict[str, Any], list[int]]:
-        sandbox = self._engine.start(self._spec(role))
+        sandbox = self._engine.start(_awake_spec() if role == "awake" else self._spec(role))
         self._started += 1
         self._workers[self._started] = sandbox
         descriptors = [sandbox.channel.fileno(), sandbox.freezer.write_fd, sandbox.freezer.read_fd]
@@ -196,10 +196,18 @@ class Evaluator:
         )  # fmt: skip
 
 
-def _stage_worker() -> Path:
-    """worker.py alone in a folder: a sandbox sees nothing else of justgoal."""
+def _awake_spec() -> Spec:
+    """See awake.py; it yields to everything, and the judge has it frozen when no window is open."""
+    mount = Mount(_stage_alone("awake.py"), "/opt/justgoal")
+    command = (PYTHON, "-ES", "/opt/justgoal/awake.py")
+    return Spec("awake", command, Limits(64 << 20, 64 + threads(), threads()), UID, mounts=(mount,), as_pid_1=True,
+                packets=True, quiet=True, idle=True)  # fmt: skip
+
+
+def _stage_alone(name: str) -> Path:
+    """One file of this folder by itself: a sandbox sees nothing else of justgoal."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(Path(__file__).parent / "worker.py", folder)
+        shutil.copy(Path(__file__).parent / name, folder)
         return mounts.stage_tree(Path(folder))
 
 

@@ -135,6 +135,15 @@ class Workers:
             fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         return json.loads(answer), descriptors
 
+    def keep_awake(self) -> Freezer:
+        """Start what keeps the cores awake (awake.py); it stays frozen until its freezer is thawed."""
+        answer, descriptors = self.ask({"op": "start", "role": "awake"})
+        channel, write_fd, read_fd = descriptors
+        os.close(channel)
+        freezer = Freezer(write_fd, read_fd, answer["freezer"])
+        freezer.freeze()
+        return freezer
+
     def start(self, trees: Sequence[int], role: str = "worker") -> list[Worker]:
         """Start one worker for each tree, side by side. Each is handed its solution; call `imported` on it next."""
         started = []

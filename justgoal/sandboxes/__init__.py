@@ -37,7 +37,7 @@ class Spec:
     `tmpfs`: sizes of writable folders; /tmp and /dev/shm are there anyway, with a half and a quarter of the
     memory. `as_pid_1`: the command is PID 1 inside, without a reaper above it. `packets`: the channel keeps
     the borders of messages (SOCK_SEQPACKET) instead of being a stream. `quiet`: what the command prints
-    goes nowhere, and `Sandbox.output` stays empty.
+    goes nowhere, and `Sandbox.output` stays empty. `idle`: it gets only processor time that nobody else wants.
     """
 
     role: str
@@ -50,6 +50,7 @@ class Spec:
     as_pid_1: bool = False
     packets: bool = False
     quiet: bool = False
+    idle: bool = False
 
 
 class Sandbox(Protocol):

@@ -52,6 +52,8 @@ class Bubblewrap:
             if not mount.source.exists():
                 raise Fatal(f"cannot mount {mount.source}: it does not exist")
         group = self._groups.group(spec.limits)
+        if spec.idle:
+            group.idle()
         try:
             return BubblewrapSandbox(spec, group, self._arguments(spec))
         except BaseException:

@@ -96,6 +96,12 @@ class Group:
         if not unlimited:
             _write(cpu / "cpu.max", f"{quota} {_PERIOD}")
 
+    def idle(self) -> None:
+        """Let everybody else go first, as the scheduler's idle policy does within a group."""
+        file = self.folders["cpu"] / "cpu.idle"
+        if file.exists():  # since Linux 5.15
+            _write(file, 1)
+
     def freezer(self) -> Freezer:
         """Open the freezer; the caller closes it."""
         return open_freezer(self.folders["freezer"], self.version)

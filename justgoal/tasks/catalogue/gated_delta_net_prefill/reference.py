@@ -118,7 +118,7 @@ def forget_all(x):
 def repeat_key(x):
     """Every token overwrites the same direction almost entirely: the triangular system of a chunk is the hardest."""
     key = x.k[:1].expand_as(x.k).contiguous()
-    return x._replace(k=key, q=(x.q + key) / 2, b=torch.full_like(x.b, 6.0), a=x.a - 4.0)
+    return x._replace(k=key, q=(x.q + key) / 2, b=torch.full_like(x.b, 6.0))
 
 
 def repartition(x, first, total):
