@@ -45,7 +45,7 @@ from justgoal.events import (
 from justgoal.models import Model
 from justgoal.sandboxes import Limits
 from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
-from justgoal.sandboxes.mounts import own_folder, stage_tree
+from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
 from justgoal.stopping import Budgets, Patience
@@ -188,8 +188,7 @@ class Session:
 
     def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
         """Sandbox A with its workspace, its task, and its way to `evaluate`."""
-        workspace = self.folder.resolve() / "workspace"
-        own_folder(workspace, UID)
+        workspace = agent_folder(self.folder, UID)
         gate = Gate(court, self.state, self._enforced(), self.report, UID, lambda phase: self.view.status(phase))
         stack.callback(gate.close)
         material = gate.folder.with_name(gate.folder.name + ".task")

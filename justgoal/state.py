@@ -177,9 +177,8 @@ class State:
     def _evaluation(self, verdict: Json) -> None:
         self.evaluating = None
         self.evaluations.append(verdict)
-        speedup = verdict.get("speedup")
-        if verdict["kind"] == "correct" and speedup is not None:
-            self.best_speedup = max(speedup, self.best_speedup or speedup)
+        if verdict["improved"]:
+            self.best_speedup = max(verdict["speedup"], self.best_speedup or 0.0)
 
 
 def says_something(content: list[dict[str, Any]]) -> bool:

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-
 from reference import make_inputs
 
 WORKLOAD = SimpleNamespace(**json.loads((Path(__file__).parent / "workload.json").read_text()))

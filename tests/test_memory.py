@@ -107,7 +107,7 @@ def attack(descriptor: int) -> dict[str, str]:
     return outcomes
 
 
-SIZES = {name: "EPERM" for name in ("shrink", "shorten", "grow", "seal")}
+SIZES = dict.fromkeys(("shrink", "shorten", "grow", "seal"), "EPERM")
 
 
 def test_inputs_are_read_only_in_another_process(inputs: Block) -> None:

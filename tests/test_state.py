@@ -161,7 +161,7 @@ def test_evaluations_champion_and_the_one_in_flight() -> None:
     state = fold(
         [
             events.EvaluationStarted(1, "s1", {}),
-            events.Evaluation(1, verdict("correct", 2.0)),
+            events.Evaluation(1, verdict("correct", 2.0, improved=True)),
             events.Champion(1, 2.0),
             events.EvaluationStarted(2, "s2", {}),
             events.Evaluation(2, verdict("correct", 2.5)),
@@ -172,7 +172,7 @@ def test_evaluations_champion_and_the_one_in_flight() -> None:
     )
     assert [seen["number"] for seen in state.evaluations] == [1, 2, 3]
     assert state.evaluating == events.EvaluationStarted(4, "s4", {}) and state.next_evaluation == 4
-    assert (state.champion, state.best_speedup, state.without_improvement) == (1, 2.5, 2)
+    assert (state.champion, state.best_speedup, state.without_improvement) == (1, 2.0, 2)
     assert fold([]).next_evaluation == 1 and fold([]).best_speedup is None
 
 

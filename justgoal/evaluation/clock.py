@@ -22,7 +22,6 @@ from justgoal.evaluation.memory import Block
 from justgoal.evaluation.worker import CALL, OK
 from justgoal.freezer import Freezer
 
-
 WARM_SECONDS = 0.1
 
 

@@ -74,7 +74,10 @@ class Judge:
         return replace(verdict, seconds=watch.seconds)
 
     def _correct(self, candidate: int, standing: Standing) -> Verdict:
-        """Correct. An improvement, if every pair says so and the best speedup of this run is exceeded too."""
+        """Correct. An improvement, if every pair says so and the best speedup of a champion is exceeded too.
+
+        The second condition is a ratchet: a solution that slows with age cannot crown its own copies.
+        """
         verdict = self._measured(standing, fresh_expert=False)
         assert verdict.speedup is not None
         ratios = standing.ratios()
@@ -83,12 +86,12 @@ class Judge:
         reason = "" if improved else figures.speedup(ratios[-1])
         if faster and not improved:
             best = figures.speedup(self._best)
-            reason = f"{figures.speedup(min(ratios))}, yet the best speedup of this run is {best}"
+            reason = f"{figures.speedup(min(ratios))}, yet a champion of this run once reached {best}"
         if improved:
             if self._champion is not None:
                 os.close(self._champion)
             self._champion = candidate
-        self._best = max(self._best, verdict.speedup)
+            self._best = verdict.speedup
         return replace(verdict, improved=improved, reason=reason, ratios=ratios)
 
     def final(self, source: int) -> Verdict:

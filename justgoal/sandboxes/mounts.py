@@ -5,12 +5,13 @@ Compilers, system libraries, the staged interpreter with torch and numpy (stagin
 """
 
 import os
+import secrets
 from pathlib import Path
 
 from justgoal.sandboxes import Mount
 from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
 
-__all__ = ["ACCOUNT", "PATH", "Stage", "environment", "links", "masked", "mounts", "own_folder", "stage",
+__all__ = ["ACCOUNT", "PATH", "Stage", "agent_folder", "environment", "links", "masked", "mounts", "own_folder", "stage",
            "stage_tree"]
 
 ACCOUNT = "agent"
@@ -53,6 +54,16 @@ def environment(staged: Stage) -> dict[str, str]:
     libraries = {"LD_LIBRARY_PATH": f"{PYTHON}/lib"} if staged.libraries else {}
     return {"HOME": "/tmp/home", "LANG": "C.UTF-8", "LOGNAME": ACCOUNT, "PATH": PATH, "TERM": "dumb",
             "TMPDIR": "/tmp", "USER": ACCOUNT, **libraries}
+
+
+def agent_folder(run: Path, uid: int) -> Path:
+    """The agent's folder of a run: at a neutral place, as a bind shows where it is from, and linked as run/workspace."""
+    link = run / "workspace"
+    if not link.is_symlink():
+        link.symlink_to(neutral_folder() / "workspaces" / secrets.token_hex(8))
+    folder = link.readlink()
+    own_folder(folder, uid)
+    return folder
 
 
 def own_folder(folder: Path, uid: int) -> None:

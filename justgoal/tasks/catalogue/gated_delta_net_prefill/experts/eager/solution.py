@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+
 def run(
     q: Tensor,
     k: Tensor,

@@ -1,7 +1,8 @@
-"""torch.topk of the few entries that can be among the k largest.
+"""torch.topk of the few entries that can be among the k largest, found by the maxima of groups of entries.
 
-The k-th largest of the maxima of disjoint groups has at least k entries that reach it, so that all of the k largest
-entries do. With 4 k groups or more of random entries little else reaches it.
+An entry outside the k groups with the largest maxima has k entries in other groups that are at least as large, so these
+k groups hold k largest entries. Repeated until few are left: three selections from some 8192 entries are faster
+than one from 131072.
 """
 
 import torch
@@ -10,17 +11,17 @@ from torch import Tensor
 
 def run(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows, entries = x.shape
-    size = max(entries // (4 * k), 1)
-    groups = entries // size
-    maxima = x[:, : groups * size].view(rows, size, groups).amax(1)
-    bound = maxima.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-    row, column = (x >= bound).nonzero(as_tuple=True)
-    counts = row.bincount(minlength=rows)
-    place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-    shape = rows, int(counts.max())
-    candidates = x.new_full(shape, -torch.inf)
-    candidates[row, place] = x[row, column]
-    values, chosen = candidates.topk(k, dim=1, sorted=False)
-    columns = column.new_zeros(shape)
-    columns[row, place] = column
-    return values, columns.gather(1, chosen)
+    size = entries // (4 * k)
+    if size < 2:
+        values, columns = x.topk(k, dim=1, sorted=False)
+        return values, columns
+    count = entries // size  # group g is g, g + count, g + 2 count, ...: its maxima are taken of whole vectors
+    groups = x[:, : size * count].view(rows, size, count)
+    best = groups.amax(1).topk(k, dim=1, sorted=False).indices
+    candidates = groups.gather(2, best.unsqueeze(1).expand(-1, size, -1)).view(rows, size * k)
+    if size * count < entries:
+        candidates = torch.cat((candidates, x[:, size * count :]), 1)
+    values, chosen = run(candidates, k)
+    layer = chosen // k
+    column = best.gather(1, chosen % k)
+    return values, torch.where(layer < size, column + layer * count, chosen + size * (count - k))
