@@ -200,7 +200,7 @@ class Session:
         stack.callback(sandbox.close)
         entry = self.device.register(sandbox.freezer)
         stack.callback(entry.unlink, missing_ok=True)
-        return Tools(Shell(sandbox, gate))
+        return Tools(Shell(sandbox, gate, lambda: self.device.release_stale(sandbox.freezer)))
 
     def _end(self, status: str, detail: str) -> None:
         """Judge the champion afresh, then stop; the speedup that is reported comes from here alone."""

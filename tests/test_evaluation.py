@@ -73,11 +73,13 @@ def opened(engine: Bubblewrap) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def judged(opened: Bench) -> Iterator[Bench]:
-    yield opened
-    if not judges():
+def judged(opened: Bench) -> Bench:
+    try:
+        opened.evaluator.pause()
+    except EvaluatorFailed:
         opened.evaluator.close()
         opened.reopen()
+    return opened
 
 
 def everything(verdict: Verdict) -> str:
@@ -227,15 +229,23 @@ def test_wrong_in_an_edge_case_alone(judged: Bench) -> None:
     assert "large" not in verdict.sentence()
 
 
+FRESH_THEN_STALE = f"""
+kept = []
+
+def run(x, y, alpha):
+    if len(kept) >= {CHECKED}:
+        return kept[0]
+    out = alpha * x + y
+    kept.append((out, out.sum(1)))
+    return kept[-1]
+"""
+
+
 def test_wrong_in_timed_calls_alone(judged: Bench) -> None:
     """Honest until the clock runs; then it returns what it returned before, which takes no time."""
-    text = after(CHECKED - 1, "pass").replace("    out =", f"""
-    if calls > {CHECKED}:
-        return kept
-    out =""").replace("    return out, total", "    global kept\n    kept = out, total\n    return out, total")
-    verdict = judged(text)
-    assert f"on {TIMED_CHECKED} of {CHECKED + TIMED_CHECKED} inputs" in verdict.sentence()
+    verdict = judged(FRESH_THEN_STALE)
     assert verdict.kind == "wrong"
+    assert f"on {TIMED_CHECKED} of {CHECKED + TIMED_CHECKED} inputs" in verdict.sentence()
 
 
 @pytest.mark.parametrize(
@@ -299,9 +309,8 @@ def test_structure(judged: Bench, text: str, sentence: str) -> None:
         ("import sys\nprint('bye')\nsys.exit(0)\n", "did not build: SystemExit at line 3 of the solution", "bye"),
         ("import os\nprint('bye', flush=True)\nos._exit(0)\n",
          "did not build: the process ended by itself with exit code 0", "bye"),
-        ("import os\nos.kill(os.getpid(), 9)\n", "did not build: the process died of SIGKILL", ""),
     ],
-    ids=["import", "syntax", "no run", "exit", "_exit", "killed"],
+    ids=["import", "syntax", "no run", "exit", "_exit"],
 )  # fmt: skip
 def test_does_not_build(judged: Bench, text: str, sentence: str, shown: str) -> None:
     verdict = judged(text)
@@ -342,7 +351,6 @@ def test_crash_on_public_inputs_shows_the_traceback(judged: Bench) -> None:
         ("os._exit(0)", "crashed: the process ended by itself with exit code 0 (on public inputs)"),
         ("os._exit(160)", "crashed: the process ended by itself with exit code 160 (on public inputs)"),
         ("sys.exit(3)", "crashed: SystemExit at line 5 of the solution (on public inputs)"),
-        ("os.abort()", "crashed: the process died of SIGABRT (on public inputs)"),
     ],
 )
 def test_ends_in_a_call(judged: Bench, action: str, sentence: str) -> None:
@@ -708,7 +716,7 @@ def test_a_worker_sees_nothing_of_the_judge(judged: Bench) -> None:
     seen = {"opt": sorted(os.listdir("/opt")), "ours": sorted(os.listdir("/opt/justgoal")), "uid": os.getuid()}
     seen["others"] = [pid for pid in os.listdir("/proc") if pid.isdigit() and os.stat(f"/proc/{pid}").st_uid not in (0, os.getuid())]
     seen["links"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else []
-    seen["files"] = sorted(os.listdir("/solution"))
+    seen["files"] = sorted(set(os.listdir("/solution")) - {"__pycache__"})
     seen["tmp"] = sorted(os.listdir("/tmp"))
     raise RuntimeError(repr(seen))
     """)

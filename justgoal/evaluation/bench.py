@@ -4,8 +4,11 @@ Whoever is timed is one of four parties. A failed call is the candidate's own fa
 champion (Lost), and is nobody's fault when a trusted party fails (EvaluatorFailed).
 """
 
+import io
+import os
 import random
 import statistics
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +53,7 @@ class Bench:
         self.problem = problem
         self.phase = phase
         self.call_limit = FIRST_CALL_LIMIT
+        self._lines = 0
         self._workers = workers
         self._flush = Flush(workers.threads)
         self._awake = workers.keep_awake()
@@ -62,6 +66,7 @@ class Bench:
 
         No hidden input exists for it, so everything that it prints, tracebacks included, may be shown.
         """
+        self._lines = _lines(source)
         [worker] = self._workers.start([source], role="build")
         try:
             worker.imported(BUILD_LIMIT)
@@ -70,9 +75,8 @@ class Bench:
                 worker.call(limit)
             return worker.packed()
         except CallFailed as failure:
-            reason = failure.detail or worker.ending()
-            where = "" if failure.kind == "build" else " (on public inputs)"
-            raise Rejected(failure.kind, reason + where, worker.printed()) from failure
+            where = "" if failure.kind == "build" else ", on public inputs"
+            raise Rejected(failure.kind, self._reason(worker, failure) + where, worker.printed()) from failure
         finally:
             worker.close()
 
@@ -138,12 +142,25 @@ class Bench:
         try:
             yield
         except CallFailed as failure:
-            detail = failure.detail or party.worker.ending()
-            if party.role == CANDIDATE:
-                raise Rejected("crash" if failure.kind == "build" else failure.kind, detail) from failure
             if party.role == CHAMPION:
                 raise Lost from failure
-            raise EvaluatorFailed(f"the {party.role} failed: {detail}") from failure
+            reason = self._reason(party.worker, failure)
+            if party.role == CANDIDATE:
+                raise Rejected("crash" if failure.kind == "build" else failure.kind, reason) from failure
+            raise EvaluatorFailed(f"the {party.role} failed: {reason}") from failure
+
+    def _reason(self, worker: Worker, failure: CallFailed) -> str:
+        """In words. A line is told only if solution.py has it: a solution that crashes on purpose can say little."""
+        known = failure.line is not None and 0 < failure.line <= self._lines
+        return (failure.detail or worker.ending()) + (f" at line {failure.line} of the solution" if known else "")
+
+
+def _lines(source: int) -> int:
+    """How many lines solution.py has."""
+    data = os.pread(source, os.fstat(source).st_size, 0)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        file = archive.extractfile("solution.py")
+        return len(file.read().splitlines()) if file else 0
 
 
 class Stopwatch:

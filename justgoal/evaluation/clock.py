@@ -5,6 +5,7 @@ the clock start, with the thaw; it stops when the worker has answered and is fro
 for the worker before its window, and what is in the output memory at its end is final.
 """
 
+import builtins
 import gc
 import json
 import os
@@ -26,12 +27,17 @@ WARM_SECONDS = 0.1
 
 
 class CallFailed(Exception):
-    """A call did not end with an answer of the expected form; `kind` is a verdict's kind."""
+    """A call did not end with an answer of the expected form; `kind` is a verdict's kind.
 
-    def __init__(self, kind: str, detail: str) -> None:
+    `detail` is empty when the process has ended, which only whoever started it can explain. `line` is a line of the
+    solution, by the worker's own account.
+    """
+
+    def __init__(self, kind: str, detail: str, line: int | None = None) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
+        self.line = line
 
 
 def private_cache_bytes() -> int:
@@ -78,19 +84,19 @@ class Party:
     def imported(self, limit: float) -> None:
         """Wait until the solution is imported, and freeze.
 
-        Raises CallFailed("build") when importing fails, CallFailed("timeout") after `limit` seconds.
+        Raises CallFailed: "build" when importing fails, "timeout" after `limit` seconds.
         """
         answer, late = self.answer(limit)
         self.freezer.freeze()
         if late:
             raise CallFailed("timeout", f"importing had not ended after {limit:g} s")
         if answer != OK:
-            raise failed(answer)
+            failure = self.failed(answer)
+            raise CallFailed("build", failure.detail, failure.line)
 
     def call(self, limit: float) -> float:
         """One call on what the input memory holds; seconds of the judge's clock, the no-op's cost included."""
-        self._nothing_unasked()
-        self.channel.send(CALL)
+        self._ring()
         start = time.perf_counter_ns()
         self.freezer.order(False)
         answer, late = self.answer(limit)
@@ -99,41 +105,53 @@ class Party:
         if late:
             raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
         if answer != OK:
-            raise failed(answer)
+            raise self.failed(answer)
         return (end - start) * 1e-9
 
     def answer(self, limit: float) -> tuple[bytes, bool]:
-        """One packet from the worker, and whether it failed to come within `limit` seconds."""
+        """One packet from the worker (nothing when it has ended), and whether none came within `limit` seconds."""
         ready, _, _ = select.select([self.channel], [], [], limit)
-        return (self.channel.recv(4096), False) if ready else (b"", True)
+        return (self._packet(), False) if ready else (b"", True)
 
-    def _nothing_unasked(self) -> None:
+    def failed(self, answer: bytes) -> CallFailed:
+        """What a failed answer means. A worker that has seen hidden inputs can only choose among fixed words."""
+        if not answer:
+            return CallFailed("crash", "")
+        try:
+            report = json.loads(answer)
+            stage, name, line = report["failed"], report.get("type"), report.get("line")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return CallFailed("crash", "the worker's answer has no known form")
+        if stage == "structure":
+            return CallFailed("wrong", self.structure(report))
+        known = getattr(builtins, name, None) if isinstance(name, str) else None
+        is_exception = isinstance(known, type) and issubclass(known, BaseException)
+        return CallFailed("crash", name if is_exception else "an exception", line if type(line) is int else None)
+
+    def structure(self, report: dict[str, Any]) -> str:
+        return "it returned another number, type, dtype or shape of outputs than on public inputs"
+
+    def _packet(self) -> bytes:
+        try:
+            return self.channel.recv(4096)
+        except ConnectionError:
+            return b""
+
+    def _ring(self) -> None:
+        """The doorbell, while the worker is frozen; what it says before has not been asked for."""
         ready, _, _ = select.select([self.channel], [], [], 0)
-        if ready and self.channel.recv(4096, socket.MSG_PEEK):
+        if ready and self._packet():
             raise CallFailed("crash", "the worker answered before it was asked")
+        try:
+            self.channel.send(CALL)
+        except OSError as error:
+            raise CallFailed("crash", "") from error
 
     def close(self) -> None:
         self.channel.close()
         self.freezer.close()
         self.inputs.close()
         self.outputs.close()
-
-
-def failed(answer: bytes) -> CallFailed:
-    """What a failed answer means, in words; only its known members are used, and only in a known form."""
-    if not answer:
-        return CallFailed("crash", "the process ended during a call")
-    try:
-        report: dict[str, Any] = json.loads(answer)
-        stage = report["failed"]
-    except (ValueError, KeyError, TypeError):
-        return CallFailed("crash", "the worker's answer has no known form")
-    if stage == "structure":
-        return CallFailed("wrong", str(report.get("what", ""))[:300])
-    name, line = report.get("type"), report.get("line")
-    known = name if isinstance(name, str) and isinstance(getattr(__builtins__, name, None), type) else "an exception"
-    where = f" at line {line} of the solution" if isinstance(line, int) and 0 < line < 1_000_000 else ""
-    return CallFailed("build" if stage == "import" else "crash", f"{known}{where}")
 
 
 @contextmanager

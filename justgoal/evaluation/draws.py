@@ -21,7 +21,6 @@ from justgoal.evaluation.bounds import INFINITE, Errors, Policy, errors, worst
 from justgoal.tasks.contract import Task, TensorShape, shapes
 
 RANDOM = 4
-TIMED = 20
 TIMED_CHECKED = 5
 PUBLIC_SEED = 0
 
@@ -119,9 +118,12 @@ class Problem:
 
 
 def prepare(
-    problem: Problem, expert: Callable[[Sequence[Any]], list[torch.Tensor]], calibrated: dict[str, list[Errors]]
+    problem: Problem,
+    expert: Callable[[Sequence[Any]], list[torch.Tensor]],
+    calibrated: dict[str, list[Errors]],
+    rounds: int,
 ) -> Iterator[Draws | None]:
-    """Yield None after each draw that was made, and at the end the complete set."""
+    """Yield None after each draw that was made, and at the end the complete set, with `rounds` of them to be timed."""
     draws = Draws()
 
     def checked(case: str = "") -> Draw:
@@ -132,8 +134,8 @@ def prepare(
     for case in [*problem.cases, *[""] * RANDOM]:
         draws.checked.append(checked(case))
         yield None
-    secret = set(random.SystemRandom().sample(range(TIMED), TIMED_CHECKED))
-    for index in range(TIMED):
+    secret = set(random.SystemRandom().sample(range(rounds), min(TIMED_CHECKED, rounds)))
+    for index in range(rounds):
         draws.timed.append(checked() if index in secret else Draw("", problem.inputs()))
         yield None
     yield draws

@@ -145,11 +145,16 @@ class Evaluator:
         self._order({"op": "crown", "best": best}, [solution])
 
     def prepare(self) -> None:
-        """Nobody needs the machine: make secret draws at idle priority until the next order."""
-        self._judge.channel.send(b'{"op": "prepare"}')
+        """Nobody needs the machine: make secret draws, at idle priority, until `pause`."""
+        self._judge.background(True)
+        try:
+            self._judge.channel.send(b'{"op": "prepare"}')
+        except OSError as error:
+            raise EvaluatorFailed(f"the judge cannot be reached: {error.strerror}") from error
 
     def pause(self) -> None:
         """Stop preparing; returns when it has stopped, within the time of one draw."""
+        self._judge.background(False)
         self._order({"op": "pause"}, [])
 
     def close(self) -> None:

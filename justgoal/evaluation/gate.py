@@ -182,6 +182,6 @@ def _arguments(client: socket.socket) -> list[str] | None:
                 break
             data += piece
         words = json.loads(data)["arguments"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None

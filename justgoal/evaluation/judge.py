@@ -57,6 +57,7 @@ class Judge:
         """The verdict on the solution whose files are in the tar file `source`."""
         watch = Stopwatch()
         standing = Standing(Comparison(self._bench.problem))
+        candidate = None
         try:
             self._bench.phase("building")
             candidate = self._bench.build(source)
@@ -71,6 +72,10 @@ class Judge:
             verdict = self._correct(candidate, standing)
         except Rejected as rejected:
             verdict = self._rejection(rejected, standing)
+            watch.lap("build" if candidate is None else "pairs")
+        finally:
+            if candidate is not None and candidate != self._champion:
+                os.close(candidate)
         return replace(verdict, seconds=watch.seconds)
 
     def _correct(self, candidate: int, standing: Standing) -> Verdict:
@@ -98,6 +103,7 @@ class Judge:
         """A champion judged afresh: beside fresh experts, on more draws, in more pairs, by nothing measured before."""
         watch = Stopwatch()
         standing = Standing(Comparison(self._bench.problem))
+        candidate = None
         try:
             self._bench.phase("building")
             candidate = self._bench.build(source)
@@ -108,6 +114,9 @@ class Judge:
                 self._pair(candidate, self._expert.tree, EXPERT, draws, standing, check=number < FINAL_DRAWS)
         except Rejected as rejected:
             return self._rejection(rejected, standing)
+        finally:
+            if candidate is not None:
+                os.close(candidate)
         for pair in standing.pairs:
             pair.expert, pair.champion = pair.champion, []
         watch.lap("final")
@@ -167,8 +176,7 @@ class Judge:
             if party is parties[0]:
                 kept.append((draw, party.worker.outputs.read()))
 
-        timed = draws.timed[: improvement.rounds(self._expert.report.latency)]
-        times = self._bench.rounds([*parties, self._expert.party], timed, keep)
+        times = self._bench.rounds([*parties, self._expert.party], draws.timed, keep)
         for draw, outputs in kept:
             comparison.add(draw, outputs)
         self._accept(comparison)
@@ -182,7 +190,9 @@ class Judge:
         """Make one of the next evaluation's secret draws; False when all are there."""
         if self._ready is None:
             if self._preparing is None:
-                self._preparing = prepare(self._bench.problem, self._expert.outputs, self._expert.calibrated)
+                rounds = improvement.rounds(self._expert.report.latency)
+                expert = self._expert
+                self._preparing = prepare(self._bench.problem, expert.outputs, expert.calibrated, rounds)
             self._ready = next(self._preparing)
         return self._ready is None
 

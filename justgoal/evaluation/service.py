@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,10 +50,8 @@ class Service:
             order = json.loads(message)
             if order["op"] == "prepare":
                 preparing = self._judge is not None
-                _priority(os.SCHED_IDLE)
                 continue
             preparing = False
-            _priority(os.SCHED_OTHER)
             try:
                 answer = {"op": "done", **self._carry_out(order, descriptors)}
             except JustgoalError as error:
@@ -89,13 +86,6 @@ def _waiting(channel: socket.socket) -> bool:
         channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         return True
     return False
-
-
-def _priority(policy: int) -> None:
-    """Of every thread: preparing must not take a core from anybody. Going back needs RLIMIT_NICE, which may lack."""
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(PermissionError, ProcessLookupError):
-            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
 
 
 def main() -> None:

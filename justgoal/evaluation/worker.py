@@ -90,6 +90,7 @@ def mismatch(returned: Any, expected: Sequence[torch.Tensor], names: Sequence[st
 
 def failure(stage: str, error: BaseException) -> bytes:
     """What the judge may pass on: the type of the exception and the last line of the solution that it went through."""
+    sys.stdout.flush()
     traceback.print_exception(error)
     sys.stderr.flush()
     frames = traceback.extract_tb(error.__traceback__)

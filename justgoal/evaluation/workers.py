@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,15 +48,19 @@ class Worker(Party):
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         poller.register(self._pipe, select.POLLIN)
-        while True:
-            ready = [descriptor for descriptor, _ in poller.poll(limit * 1000)]
+        end = time.monotonic() + limit
+        while (left := end - time.monotonic()) > 0:
+            ready = [descriptor for descriptor, _ in poller.poll(left * 1000)]
             if self._pipe in ready and not self._drain():
                 poller.unregister(self._pipe)
             if self.channel.fileno() in ready:
                 self._drain()
-                return self.channel.recv(4096), False
-            if not ready:
-                return b"", True
+                return self._packet(), False
+        return b"", True
+
+    def structure(self, report: dict[str, Any]) -> str:
+        """On public inputs the worker may say it in its own words."""
+        return super().structure(report) if self._pipe is None else str(report.get("what"))[:300]
 
     def _drain(self) -> bool:
         """Read what has been printed; False at the end of the pipe."""
@@ -77,32 +82,34 @@ class Worker(Party):
         return (self._head + self._tail).decode(errors="replace").replace("\0", "")
 
     def packed(self) -> int:
-        """The built tree as a sealed memfd; CallFailed("build") when it is larger than TREE_CAP."""
+        """The built tree as a sealed memfd; CallFailed("build") when there is none, or more than TREE_CAP of it."""
         self.freezer.thaw()
-        self.channel.send(PACK)
-        ready, _, _ = select.select([self.channel], [], [], IMPORT_LIMIT)
-        descriptors = socket.recv_fds(self.channel, 4096, 1)[1] if ready else []
-        if not descriptors:
-            raise CallFailed("build", "its files could not be packed after the build: " + self.ending())
-        with os.fdopen(descriptors[0], "rb") as file:
-            data = os.pread(file.fileno(), TREE_CAP + 1, 0)
+        try:
+            self.channel.send(PACK)
+            ready, _, _ = select.select([self.channel], [], [], IMPORT_LIMIT)
+            descriptors = socket.recv_fds(self.channel, 4096, 1)[1] if ready else []
+            if not descriptors:
+                raise CallFailed("build", "its files could not be packed after the build")
+            with os.fdopen(descriptors[0], "rb", closefd=True) as file:
+                data = os.pread(file.fileno(), TREE_CAP + 1, 0)
+        except OSError as error:
+            raise CallFailed("build", "its files could not be packed after the build") from error
         if len(data) > TREE_CAP:
             raise CallFailed("build", f"its files take more than {TREE_CAP >> 20} MB after the build")
         return sealed(data)
 
     def ending(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, in words; an exit code is told of a build only, since a solution can choose it."""
         status = self._workers.ask({"op": "ended", "id": self._number})[0]
         if status["memory_kills"]:
             return f"it was killed for using more than {status['memory'] >> 20} MB of memory"
         code = status["exit"]
         if code is None:
-            return "the process still runs but closed its channel"
-        if code < 0:
-            name = signal.Signals(-code).name
-            hint = "; inputs are read-only" if code in (-signal.SIGSEGV, -signal.SIGBUS) else ""
-            return f"the process died of {name}{hint}"
-        return f"the process ended by itself with exit code {code}"
+            return "it closed its channel to the judge"
+        if -code in set(signal.Signals):
+            hint = "; inputs are read-only" if -code in (signal.SIGSEGV, signal.SIGBUS) else ""
+            return f"the process died of {signal.Signals(-code).name}{hint}"
+        return "the process ended by itself" + (f" with exit code {code}" if self._pipe is not None else "")
 
     def close(self) -> None:
         self._workers.tell({"op": "close", "id": self._number})

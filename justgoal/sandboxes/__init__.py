@@ -67,6 +67,9 @@ class Sandbox(Protocol):
     def exit_status(self, timeout: float) -> int | None:
         """Its exit code, or minus the number of the signal that ended it; None: still running after `timeout` s."""
 
+    def background(self, idle: bool) -> None:
+        """Whether it gets only processor time that nobody else wants."""
+
     def memory_kills(self) -> int:
         """How many processes the kernel has killed in it for memory."""
 

@@ -53,7 +53,7 @@ class Bubblewrap:
                 raise Fatal(f"cannot mount {mount.source}: it does not exist")
         group = self._groups.group(spec.limits)
         if spec.idle:
-            group.idle()
+            group.idle(True)
         try:
             return BubblewrapSandbox(spec, group, self._arguments(spec))
         except BaseException:
@@ -150,7 +150,8 @@ class BubblewrapSandbox:
             inside = self._group.freezable()
             first = {pid for pid in inside if _parent(pid) == monitor}
             if self.spec.as_pid_1 and first:
-                return self._spare({monitor}, first)
+                # The agent's PID 1 is ours and must survive its commands; a worker's is the solution itself.
+                return self._spare({monitor}, first if self.spec.role == "agent" else set())
             if first and any(_parent(pid) in first for pid in inside):
                 return self._spare({monitor, *first}, set())
             time.sleep(0.0005)
@@ -175,6 +176,9 @@ class BubblewrapSandbox:
         if code is not None and 128 < code < 128 + signal.NSIG:
             return 128 - code
         return code
+
+    def background(self, idle: bool) -> None:
+        self._group.idle(idle)
 
     def memory_kills(self) -> int:
         return cgroups.memory_kills(self._memory_events)

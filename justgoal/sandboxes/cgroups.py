@@ -96,11 +96,11 @@ class Group:
         if not unlimited:
             _write(cpu / "cpu.max", f"{quota} {_PERIOD}")
 
-    def idle(self) -> None:
-        """Let everybody else go first, as the scheduler's idle policy does within a group."""
+    def idle(self, idle: bool) -> None:
+        """Whether everybody else goes first, as with the scheduler's idle policy within a group."""
         file = self.folders["cpu"] / "cpu.idle"
         if file.exists():  # since Linux 5.15
-            _write(file, 1)
+            _write(file, int(idle))
 
     def freezer(self) -> Freezer:
         """Open the freezer; the caller closes it."""

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,9 +74,11 @@ def agent_spec(workspace: Path, task: Path, gate: Path | None, limits: Limits, u
 class Shell:
     """See the module. One call at a time; every method raises SandboxLost when the sandbox has ended."""
 
-    def __init__(self, sandbox: Sandbox, gate: Gate | None) -> None:
+    def __init__(self, sandbox: Sandbox, gate: Gate | None, frozen: Callable[[], None] = lambda: None) -> None:
+        """`frozen` is called now and then while the sandbox is frozen: whoever froze it may have been killed."""
         self.sandbox = sandbox
         self._gate = gate
+        self._frozen = frozen
         self._received = b""
         self._kills = sandbox.memory_kills()
         self._notices = resources.notices()
@@ -151,6 +153,8 @@ class Shell:
         """Wait for the sandbox or the gate; returns the seconds that count: neither frozen nor the gate's."""
         channel, freezer = self.sandbox.channel, self.sandbox.freezer
         frozen = freezer.frozen()
+        if frozen:
+            self._frozen()
         began = time.monotonic()
         waiting: list[socket.socket | Gate] = [channel] if gate is None else [channel, gate]
         ready, _, _ = select.select(waiting, [], [], min(left, _SLICE))

@@ -1,6 +1,7 @@
 """What an operator folder says: arguments, outputs, workloads, experts. Reads text, runs nothing of it.
 
-    operator.toml     title, summary, source, devices, [axes], [[arguments]], [[outputs]], [[experts]], [[tolerances]]
+    operator.toml     title, summary, source, devices, [axes], [[arguments]], [[outputs]], [[experts]],
+                      [[tolerances]]
     workloads.toml    [[workloads]]: name, title, axes, values, dtypes; the first is the default
     reference.py      reference(*arguments), make_inputs(workload, generator, device), edge_cases(workload),
                       optionally comparable(inputs, outputs)
@@ -166,11 +167,12 @@ def _split(text: str) -> tuple[Path, str]:
     if name in known:
         return CATALOGUE / name, rest
     path = Path(text).expanduser()
-    if path.is_dir():
+    like_a_path = "/" in text or text.startswith((".", "~"))
+    if path.is_dir() and (like_a_path or (path / "operator.toml").is_file()):
         return path.resolve(), ""
-    if "/" in text and path.parent.is_dir() and (path.parent / "operator.toml").exists():
+    if like_a_path and (path.parent / "operator.toml").is_file():
         return path.parent.resolve(), path.name
-    if text.startswith((".", "/", "~")):
+    if text.startswith((".", "~", "/")):
         raise UsageError(f"no operator folder '{text}': a folder with operator.toml in it is wanted")
     raise UsageError(f"no operator '{name}': there are {', '.join(known)} (justgoal tasks list)")
 

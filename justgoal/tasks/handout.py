@@ -6,6 +6,7 @@ nothing that serves an edge case alone is left behind either.
 
 import ast
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def write(task: Task, goal: str, expert: str, prompts: Path, folder: Path) -> No
     operator = task.operator
     folder.mkdir(parents=True)
     (folder / "goal.txt").write_text(goal + "\n", encoding="utf-8")
-    shutil.copy(operator.folder / "operator.toml", folder)
+    (folder / "operator.toml").write_text(public_toml(operator.folder / "operator.toml"), encoding="utf-8")
     (folder / "reference.py").write_text(public_source(operator.folder / "reference.py"), encoding="utf-8")
     workload = {
         "name": task.workload.name,
@@ -34,34 +35,50 @@ def write(task: Task, goal: str, expert: str, prompts: Path, folder: Path) -> No
     shutil.copytree(source, folder / "expert", ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def public_toml(path: Path) -> str:
+    """operator.toml without the experts and without what it says of tolerances."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.split(r"(?m)^(?=\[)", text)
+    secret = re.compile(r"\[\[?\s*(experts|tolerances)\b")
+    return "".join(block for block in blocks if not secret.match(block)).rstrip() + "\n"
+
+
 def public_source(path: Path) -> str:
     """The source of reference.py, reduced to its docstring, its imports, and what PUBLIC reaches."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    named: dict[str, ast.stmt] = {name: node for node in tree.body for name in _defines(node)}
-    wanted, found = [name for name in PUBLIC if name in named], set[str]()
+    defining: dict[str, list[ast.stmt]] = {}
+    for node in tree.body:
+        for name in _defines(node):
+            defining.setdefault(name, []).append(node)
+    wanted, found = [name for name in PUBLIC if name in defining], set[str]()
+    kept: list[ast.stmt] = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    if ast.get_docstring(tree) is not None:
+        kept.append(tree.body[0])
     while wanted:
         name = wanted.pop()
-        if name not in found:
-            found.add(name)
-            wanted += [used for used in _uses(named[name]) if used in named]
-    kept = [
-        node
-        for index, node in enumerate(tree.body)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        or (index == 0 and ast.get_docstring(tree) is not None)
-        or any(name in found for name in _defines(node))
-    ]
-    return "\n\n".join(_segment(source, node) for node in kept) + "\n"
+        if name in found:
+            continue
+        found.add(name)
+        for node in defining[name]:
+            kept.append(node)
+            wanted += [used for used in _uses(node) if used in defining]
+    return "\n\n".join(_segment(source, node) for node in tree.body if node in kept) + "\n"
 
 
-def _defines(node: ast.stmt) -> list[str]:
+def _defines(node: ast.stmt) -> set[str]:
+    """The names of the module that a statement gives a meaning to, whatever kind of statement it is."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-    return []
+        return {node.name}
+    names = set[str]()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            names.add(inner.id)
+        elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+            names.add(inner.name)
+        elif isinstance(inner, ast.alias):
+            names.add((inner.asname or inner.name).split(".")[0])
+    return names
 
 
 def _uses(node: ast.stmt) -> set[str]:

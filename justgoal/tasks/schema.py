@@ -14,15 +14,18 @@ _MISSING = object()
 
 
 def describe(path: Path) -> str:
-    """A file as messages name it: with the folder that holds it, which is the operator, expert or bug."""
+    """A file as messages name it: from its operator folder on."""
+    for folder in path.parents:
+        if (folder / "operator.toml").is_file():
+            return str(path.relative_to(folder.parent))
     return f"{path.parent.name}/{path.name}"
 
 
 def read(path: Path) -> bytes:
-    if not path.is_file():
-        raise UsageError(f"{describe(path)} is missing")
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise UsageError(f"{describe(path)} is missing") from error
     except OSError as error:
         raise UsageError(f"{describe(path)}: cannot be read: {error.strerror}") from error
 

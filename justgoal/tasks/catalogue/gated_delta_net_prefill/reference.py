@@ -41,7 +41,7 @@ def reference(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
 
     starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
     order = lengths.argsort(descending=True)
-    S = state[order].transpose(-1, -2).contiguous()
+    S = state[order].transpose(-1, -2).contiguous()  # [N, Hv, key, value]
     output = torch.empty_like(v)
     for t in range(int(lengths.max())):
         running = order[: int((lengths > t).sum())]

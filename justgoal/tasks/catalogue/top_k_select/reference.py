@@ -1,7 +1,7 @@
 """The k largest entries of every row by sorting all of them, and the data that the selection is judged on.
 
-The order of what is returned is free, and so is the choice among equal entries. What is compared is therefore not what is
-returned, but `comparable` of it.
+The order of what is returned is free, and so is the choice among equal entries. What is compared is therefore not what
+is returned, but `comparable` of it.
 """
 
 import torch

@@ -10,8 +10,8 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     decay = torch.exp(-torch.exp(A_log) * functional.softplus(a + dt_bias))[..., None, None]
     beta = torch.sigmoid(b)[..., None, None]
     output, new_state = torch.empty_like(v), torch.empty_like(state)
+    s = state[0].mT.clone()
     for i, (first, last) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-        s = state[i].mT.clone() if i == 0 else s
         for t in range(first, last):
             key = k[t].unsqueeze(1)
             s *= decay[t]

@@ -3,7 +3,6 @@
 import torch
 from torch.nn import functional
 
-
 boundaries = []
 
 
