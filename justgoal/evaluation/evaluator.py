@@ -35,7 +35,8 @@ def compute_environment() -> dict[str, str]:
     """The same for every party, and for the agent who tries things out before.
 
     A spinning OpenMP pool beside one busy process cost 12x at the 90th percentile, and eager torch's big temporaries
-    fault their pages in anew on every call unless malloc keeps them (both measured).
+    fault their pages in anew on every call unless malloc keeps them (both measured). torch.compile keeps precompiled
+    headers outside of its cache, so that every process would make them again, which takes it 7 s (measured).
     """
     return {
         "OMP_NUM_THREADS": str(threads()),
@@ -44,6 +45,7 @@ def compute_environment() -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "MALLOC_TOP_PAD_": str(64 << 20),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
 
 

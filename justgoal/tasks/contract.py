@@ -1,11 +1,11 @@
 """What an operator folder says: arguments, outputs, workloads, experts. Reads text, runs nothing of it.
 
-    operator.toml     title, summary, source, devices, [axes], [[arguments]], [[outputs]], [[experts]],
-                      [[tolerances]]
-    workloads.toml    [[workloads]]: name, title, axes, values, dtypes; the first is the default
-    reference.py      reference(*arguments), make_inputs(workload, generator, device), edge_cases(workload),
-                      optionally comparable(inputs, outputs)
-    experts/<name>/solution.py, bugs/<name>/solution.py    run(*arguments)
+operator.toml     title, summary, source, devices, [axes], [[arguments]], [[outputs]], [[experts]],
+                  [[tolerances]]
+workloads.toml    [[workloads]]: name, title, axes, values, dtypes; the first is the default
+reference.py      reference(*arguments), make_inputs(workload, generator, device), edge_cases(workload),
+                  optionally comparable(inputs, outputs)
+experts/<name>/solution.py, bugs/<name>/solution.py    run(*arguments)
 """
 
 import hashlib

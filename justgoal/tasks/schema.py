@@ -89,9 +89,7 @@ class Table:
     def flag(self, key: str) -> bool:
         return bool(self.take(key, bool, "true or false", False))
 
-    def texts(
-        self, key: str, options: Sequence[str] | None = None, default: Any = _MISSING
-    ) -> tuple[str, ...]:
+    def texts(self, key: str, options: Sequence[str] | None = None, default: Any = _MISSING) -> tuple[str, ...]:
         values = self.take(key, list, "a list of text", default)
         for index, value in enumerate(values):
             if not isinstance(value, str):

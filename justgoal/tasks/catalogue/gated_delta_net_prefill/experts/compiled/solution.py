@@ -28,9 +28,7 @@ def run(
     chunk = 32 if v.shape[0] >= 128 * sequences else 16  # measured: short sequences waste long chunks
     tokens, slots, valid, order, running = pack(cu_seqlens, v.shape[0], chunk)
     factor = torch.tensor(scale)  # a float would be compiled in
-    keys, keys_queries, mixed, solved, attention, decays = prepare(
-        q, k, v, A_log, a, dt_bias, b, tokens, valid, factor
-    )
+    keys, keys_queries, mixed, solved, attention, decays = prepare(q, k, v, A_log, a, dt_bias, b, tokens, valid, factor)
     updates = torch.empty_like(keys)
 
     def advance(states: Tensor, out: Tensor, first: int) -> None:

@@ -1,5 +1,6 @@
 """Returns the largest entry twice and leaves out the smallest."""
 
+
 def run(x, k):
     indices = x.topk(k, dim=1).indices
     indices[:, -1] = indices[:, 0]

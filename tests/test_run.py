@@ -1,0 +1,735 @@
+"""Whole runs: the command line, the real SDK against a scripted server, real sandboxes, the real judge.
+
+The operator is tests/operators/scale_add. The user's Ctrl-C is sent as a terminal sends it: to the whole process group.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from messages_server import MessagesServer, Status, Stream, message, say, stream_of, text, use
+from solutions import HONEST, SCALE_ADD, after, descendants, sleeping
+
+from justgoal import goal as goals
+from justgoal import resources
+from justgoal import run as module
+from justgoal.errors import UsageError
+from justgoal.evaluation.device import runtime_folder
+from justgoal.evaluation.verdict import Verdict
+from justgoal.events import (
+    Champion,
+    Evaluation,
+    EvaluationStarted,
+    Event,
+    Final,
+    Goal,
+    Paused,
+    Request,
+    Response,
+    Resumed,
+    RunStarted,
+    Stopped,
+    ToolCall,
+    ToolResult,
+)
+from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes.staging import neutral_folder
+from justgoal.state import EXIT_CODES
+from justgoal.tasks import contract
+from justgoal.terminal import View
+from justgoal.transcript import Transcript, read
+
+PROGRAM = "from justgoal.cli import main; main()"
+MODEL = "scripted-model"
+TASK = contract.task(str(SCALE_ADD))
+SOLUTION = "/workspace/solution/solution.py"
+ABSENT = "there is no folder /workspace/solution yet: nothing was judged, and nothing counts"
+WRONG = "def run(x, y, alpha):\n    return y, y.sum(1)\n"
+
+
+def write(files: str, evaluate: str = "evaluate", path: str = SOLUTION) -> str:
+    """A command that writes solution.py and has it judged."""
+    return f"mkdir -p {Path(path).parent}\ncat > {path} <<'END'\n{files}\nEND\n{evaluate}"
+
+
+def command(number: int, line: str, **more: Any) -> Stream:
+    return say(text(f"Turn {number}."), use(f"toolu_{number}", command=line, **more), stop="tool_use")
+
+
+@dataclass
+class Process:
+    """A justgoal process that was watched until it ended."""
+
+    code: int
+    out: str
+    err: str
+    peak: int
+    """Kilobytes of resident memory that it reached."""
+    maps: set[str]
+    """Shared libraries that it had loaded."""
+    started: dict[int, str] = field(default_factory=dict)
+    """All processes below it, by number."""
+
+
+class Runner:
+    """Starts `justgoal run` on scale_add in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.folder = self.runs / "r"
+
+    def start(self, server: MessagesServer | None, *options: str, **environment: str) -> subprocess.Popen[str]:
+        words = ["run", str(SCALE_ADD), "--runs", str(self.runs), "--name", "r"]
+        if server is not None:
+            words += ["--model", MODEL, "--base-url", server.url]
+        variables = {**os.environ, "ANTHROPIC_API_KEY": "key", "NO_PROXY": "127.0.0.1", **environment}
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=variables, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, server: MessagesServer | None, *options: str, **environment: str) -> Process:
+        return watch(self.start(server, *options, **environment))
+
+    def events(self) -> list[Event]:
+        return [record.event for record in read(self.folder / "events.jsonl", strict=True)]
+
+    def written(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events() if isinstance(event, kind)]
+
+    def verdicts(self) -> list[Any]:
+        return [event.verdict for event in self.written(Evaluation)]
+
+    def results(self) -> list[str]:
+        return [event.content for event in self.written(ToolResult)]
+
+
+@pytest.fixture
+def runner(engine: Bubblewrap, tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    for link in runner.runs.glob("*/workspace"):
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+
+
+def watch(process: subprocess.Popen[str], until: Callable[[], bool] = lambda: False) -> Process:
+    """Look at a process until it ends, or until the condition holds; then interrupt it as Ctrl-C would."""
+    seen = Process(0, "", "", 0, set())
+    interrupted = False
+    while True:
+        with suppress(OSError, ValueError, IndexError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            seen.peak = int(status.split("VmHWM:")[1].split()[0])
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            seen.maps |= set(re.findall(r"/([^/\n]+\.so[^/\n]*)", maps))
+        seen.started.update(descendants(process.pid))
+        if not interrupted and until():
+            interrupted = True
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            seen.out, seen.err = process.communicate(timeout=0.05)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    seen.code = process.returncode
+    return seen
+
+
+def left_behind(process: Process) -> list[str]:
+    """Processes and control groups of a run that has ended."""
+    found = [f"{pid} {command}" for pid, command in process.started.items()
+             if Path(f"/proc/{pid}/cmdline").exists()
+             and Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip() == command]
+    return found + [path for path in groups() if not owner(path)]
+
+
+def groups() -> list[str]:
+    roots = [Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup")]
+    return sorted(path.name for root in roots if root.is_dir() for path in root.glob("justgoal-*-*"))
+
+
+def owner(group: str) -> bool:
+    return Path(f"/proc/{group.split('-')[2]}").exists()
+
+
+def answer(lines: list[str]) -> str:
+    """The verdict's sentence in what `evaluate` printed, without its number."""
+    return lines[0].partition(": ")[2]
+
+
+# -------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def whole(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runner, Process, MessagesServer]]:
+    """Patience 2. No solution; expert; wrong; the first correct one resets; two repeated ones in a command of three."""
+    runner = Runner(tmp_path_factory.mktemp("whole"))
+    script = [
+        command(1, "evaluate; echo $?; evaluate --expert; evaluate nonsense; ls /task"),
+        command(2, write(WRONG)),
+        command(3, write(HONEST)),
+        say(text("I am done.")),
+        command(4, "evaluate; echo between; evaluate; echo never; evaluate"),
+        command(5, "echo this is never asked for"),
+    ]
+    gates = set((runtime_folder() / "gates").iterdir()) if (runtime_folder() / "gates").exists() else set()
+    with MessagesServer(*script) as server:
+        process = runner.run(server, "--patience", "2")
+        assert set((runtime_folder() / "gates").iterdir()) <= gates
+        yield runner, process, server
+    shutil.rmtree((runner.folder / "workspace").readlink(), ignore_errors=True)
+
+
+Whole = tuple[Runner, Process, MessagesServer]
+
+
+def test_it_ends_by_the_rule(whole: Whole) -> None:
+    runner, process, server = whole
+    assert (process.code, process.err) == (0, "")
+    assert len(server.seen) == 5
+    kinds = [(v["number"], v["kind"], v["improved"], v["repeat_of"]) for v in runner.verdicts()]
+    assert kinds == [
+        (1, "wrong", False, None), (2, "correct", True, None), (3, "correct", False, 2), (4, "correct", False, 2),
+    ]  # fmt: skip
+    [stopped] = runner.written(Stopped)
+    assert stopped == Stopped("patience", "2 evaluations in a row without an improvement")
+
+
+def test_order_of_its_events(whole: Whole) -> None:
+    """Every evaluation stands between a call and its result; the run ends inside the call that used the last one."""
+    runner, _, _ = whole
+    turn = [Request, Response]
+    call = [ToolCall, ToolResult]
+    judged = [EvaluationStarted, Evaluation]
+    assert [type(event) for event in runner.events()] == [
+        RunStarted, Goal,
+        *turn, *call,
+        *turn, ToolCall, *judged, ToolResult,
+        *turn, ToolCall, *judged, Champion, ToolResult,
+        *turn,
+        *turn, ToolCall, *judged, *judged, ToolResult, Stopped, Final,
+    ]  # fmt: skip
+
+
+def test_what_the_model_was_told(whole: Whole) -> None:
+    runner, _, server = whole
+    first, wrong, correct, last = runner.results()
+    sentence = r"expert \(eager\): \S+ [um]?s, error \S+ \(out\), \S+ \(total\)"
+    assert re.fullmatch(
+        rf"{re.escape(ABSENT)}\n2\n{sentence}\nusage: evaluate .*\n.*\nREADME.md\nexpert\ngoal.txt\ninputs.py\n"
+        r"operator.toml\nreference.py\nworkload.json", first,
+    ), first  # fmt: skip
+    assert wrong.splitlines()[0].startswith("evaluation 1: wrong: output ")
+    assert wrong.splitlines()[1:] == ["1 evaluation left without an improvement", "[exit code 1]"]
+    figures = r"correct, \S+ [um]?s, \d+\.\d+x ± \S+ %"
+    assert re.fullmatch(
+        rf"evaluation 2: {figures}\nchampion\nexpert \(eager\) beside it: \S+ [um]?s\n"
+        r"2 evaluations left without an improvement", correct,
+    ), correct  # fmt: skip
+    assert re.match(rf"evaluation 3: {figures}\nthe same files as in evaluation 2: not measured again\n", last)
+    assert "1 evaluation left without an improvement\nbetween" in last
+    assert "never" not in last
+    sent = [block for body in server.bodies for turn in body["messages"] for block in turn["content"]]
+    assert {json.dumps(block["content"]) for block in sent if block["type"] == "tool_result"} == {
+        json.dumps(content) for content in (first, wrong, correct)
+    }
+    assert all(set(body) == {"model", "max_tokens", "stream", "messages", "tools"} for body in server.bodies)
+
+
+def test_goal_has_four_sentences(whole: Whole) -> None:
+    runner, _, server = whole
+    [goal] = runner.written(Goal)
+    assert server.bodies[0]["messages"] == [{"role": "user", "content": [{"type": "text", "text": goal.text}]}]
+    assert len(goal.text.splitlines()) == goals.sentences(goal.text) == 4
+    assert "scale_add" in goal.text and "wide" in goal.text and " 2 evaluations" in goal.text
+
+
+def test_what_is_printed(whole: Whole) -> None:
+    runner, process, _ = whole
+    clock = r"\[\d\d:\d\d:\d\d\]"
+    figures = r"correct, \S+ [um]?s, \d+\.\d+x ± \S+ %"
+    expected = rf"""justgoal run scale_add/wide with {MODEL}
+  run folder   {re.escape(str(runner.folder))}
+  sandbox      bubblewrap \S+, uid 61000, no network
+  expert       eager \S+ [um]?s: eager is 1\.0x
+  goal         en, 4 sentences, stops after 2 evaluations without an improvement
+
+{clock} evaluation 1: wrong: output .*; 1 left
+{clock} evaluation 2: {figures}, champion; 2 left
+{clock} evaluation 3: {figures}, not faster than the champion \(the same files\); 1 left
+{clock} evaluation 4: {figures}, not faster than the champion \(the same files\); 0 left
+{clock} stopped: 2 evaluations in a row without an improvement
+{clock} final: evaluation 2 judged afresh: correct, \d+\.\d+x ± \S+ % over the expert \(eager\)
+{clock} justgoal show {re.escape(str(runner.folder))}
+"""
+    assert re.fullmatch(expected, process.out), process.out
+
+
+def test_final_evaluation_is_another_one(whole: Whole) -> None:
+    runner, _, _ = whole
+    [final] = runner.written(Final)
+    assert final.champion == 2
+    judged, before = Verdict.from_json(final.verdict), Verdict.from_json(runner.verdicts()[1])
+    assert judged.correct and judged.speedup and judged.resolution
+    assert judged.speedup != before.speedup
+    result = json.loads((runner.folder / "result.json").read_text())
+    *_, last = read(runner.folder / "events.jsonl", strict=True)
+    assert result == {
+        "status": "patience", "detail": "2 evaluations in a row without an improvement", "evaluations": 4,
+        "champion": 2, "final": final.verdict, "patience_ended_at": 4, "last_hash": last.hash,
+    }  # fmt: skip
+
+
+def test_run_folder(whole: Whole) -> None:
+    runner, _, _ = whole
+    folder = runner.folder
+    assert sorted(os.listdir(folder)) == ["champion", "events.jsonl", "result.json", "run.json", "solutions", "workspace"]
+    assert sorted(os.listdir(folder / "solutions")) == ["1", "2", "3", "4"]
+    assert (folder / "champion" / "solution.py").read_text() == HONEST + "\n"
+    assert (folder / "solutions" / "1" / "solution.py").read_text() == WRONG + "\n"
+    for started in runner.written(EvaluationStarted):
+        assert list(started.files) == ["solution.py"]
+
+
+def test_run_json(whole: Whole) -> None:
+    """All that defines the run, and nothing about the host's names."""
+    runner, _, _ = whole
+    said = json.loads((runner.folder / "run.json").read_text())
+    assert runner.written(RunStarted) == [RunStarted(said)]
+    assert said["task"] == "scale_add/wide" and said["task_sha256"] == TASK.sha256
+    assert (said["model"], said["own_server"], said["language"], said["patience"]) == (MODEL, True, "en", 2)
+    assert (said["max_turns"], said["max_hours"]) == (None, None)
+    assert set(said["prompts"]) == {path.name for path in resources.prompts().iterdir() if path.is_file()}
+    assert said["cores"] == len(os.sched_getaffinity(0))
+    for name in ("torch", "python", "kernel", "processor", "engine", "engine_version", "limits", "expert"):
+        assert said[name], name
+
+
+@pytest.mark.parametrize("name", ["run.json", "events.jsonl", "result.json"])
+def test_no_name_or_path_of_the_host(whole: Whole, name: str) -> None:
+    runner, _, _ = whole
+    text = (runner.folder / name).read_text()
+    assert socket.gethostname() not in text or len(socket.gethostname()) < 4
+    for path in (runner.runs, Path(__file__).parents[1], Path.home(), neutral_folder(), sys.prefix, sys.base_prefix):
+        assert str(path) not in text, path
+
+
+def test_the_runtime_is_small(whole: Whole) -> None:
+    _, process, _ = whole
+    assert process.peak < 150_000
+    assert [name for name in process.maps if "torch" in name or "_multiarray_umath" in name] == []
+
+
+def test_nothing_is_left(whole: Whole) -> None:
+    _, process, _ = whole
+    assert any("justgoal.evaluation.service" in command for command in process.started.values())
+    assert any("worker.py" in command for command in process.started.values())
+    assert left_behind(process) == []
+    assert not list((runtime_folder() / "cpu" / "agents").glob("[0-9]*"))
+
+
+def test_show(whole: Whole) -> None:
+    runner, _, _ = whole
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "show", "r", "--runs", str(runner.runs)], text=True,
+                          capture_output=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"result +evaluation 2: \d+\.\d+x ± \S+ % over the expert \(eager\)", done.stdout)
+    assert "patience: 2 evaluations in a row without an improvement" in done.stdout
+
+
+def test_started_again_it_says_how_it_ended(whole: Whole) -> None:
+    """Without a sandbox: there is no bubblewrap to be found."""
+    runner, first, server = whole
+    before = (runner.folder / "events.jsonl").read_bytes()
+    done = runner.run(server, "--patience", "2", PATH="/nonexistent")
+    assert (done.code, done.err) == (0, "")
+    last = [line.split("] ")[-1] for line in first.out.splitlines() if "stopped:" in line or "final:" in line]
+    assert [line for line in last if line not in done.out] == []
+    assert (runner.folder / "events.jsonl").read_bytes() == before
+    assert len(server.seen) == 5
+
+
+@pytest.mark.slow
+def test_played_again(whole: Whole, runner: Runner) -> None:
+    """The recording's commands run again, its solutions are judged again; the rule is only told."""
+    recording, _, _ = whole
+    done = runner.run(None, "--model", f"recorded:{recording.folder}")
+    assert (done.code, done.err) == (0, "")
+    assert [(v["number"], v["kind"], v["repeat_of"]) for v in runner.verdicts()] == [
+        (1, "wrong", None), (2, "correct", None), (3, "correct", 2), (4, "correct", 2), (5, "correct", 2),
+    ]  # fmt: skip
+    assert runner.written(Stopped)[0].status == "recording_ended"
+    lines = [line.partition("] ")[2] for line in done.out.splitlines()[-4:]]
+    assert re.fullmatch(r"stopped: all 5 responses of recorded:r have been played", lines[0])
+    assert re.fullmatch(r"final: evaluation 2 judged afresh: correct, \S+x ± \S+ % over the expert \(eager\)", lines[1])
+    assert lines[2:] == [
+        "the patience rule of 2 would have ended it after evaluation 4", f"justgoal show {runner.folder}",
+    ]  # fmt: skip
+    said = json.loads((runner.folder / "run.json").read_text())
+    assert (said["model"], said["patience"]) == ("recorded:r", 2)
+    assert str(recording.runs) not in (runner.folder / "events.jsonl").read_text()
+    assert "\n2 evaluations left without an improvement" in runner.results()[2]
+    assert json.loads((runner.folder / "result.json").read_text())["patience_ended_at"] == 4
+    again = runner.run(None, "--model", f"recorded:{recording.folder}", PATH="/nonexistent")
+    assert again.code == 0
+    assert lines[2] in again.out
+
+
+# -------------------------------------------------------------------- other endings
+
+
+def test_without_a_correct_solution(runner: Runner) -> None:
+    """In Chinese: invalid and wrong ones count, and there is no champion to judge afresh."""
+    with MessagesServer(
+        command(1, "mkdir /workspace/solution; evaluate; mkfifo /workspace/solution/solution.py; evaluate"),
+        command(2, "rm /workspace/solution/solution.py\n" + write("import nothing", "evaluate; evaluate")),
+    ) as server:
+        done = runner.run(server, "--patience", "4", "--language", "zh")
+    assert (done.code, done.err) == (0, "")
+    assert [v["kind"] for v in runner.verdicts()] == ["invalid", "invalid", "build", "build"]
+    assert [v["reason"] for v in runner.verdicts()[:2]] == [
+        "it has no solution.py", "solution.py is a FIFO: only regular files and folders",
+    ]  # fmt: skip
+    assert runner.events()[-2:] == [
+        Stopped("patience", "4 evaluations in a row without an improvement"), Final(None, None),
+    ]  # fmt: skip
+    [goal] = runner.written(Goal)
+    assert goal.language == "zh"
+    assert len(goal.text.splitlines()) == goals.sentences(goal.text) == 4
+    assert "goal         zh, 4 sentences" in done.out
+    assert "final: no solution was correct\n" in done.out
+    assert json.loads((runner.folder / "result.json").read_text())["champion"] is None
+    assert len(server.seen) == 2
+    assert left_behind(done) == []
+
+
+def test_refusal(runner: Runner) -> None:
+    refused = message(text("No."), stop="refusal", stop_details={"category": "cyber", "explanation": "kernels"})
+    with MessagesServer(command(1, "true"), Stream(stream_of(refused))) as server:
+        done = runner.run(server)
+        again = runner.run(server, PATH="/nonexistent")
+    assert (done.code, again.code) == (4, 4)
+    assert runner.written(Stopped) == [Stopped("refused", "the model refused at turn 2 (cyber: kernels)")]
+    assert "stopped: the model refused at turn 2 (cyber: kernels)" in done.out
+    assert len(server.seen) == 2
+
+
+@pytest.mark.slow
+def test_max_turns(runner: Runner) -> None:
+    with MessagesServer(command(1, "true"), command(2, "true"), command(3, "true")) as server:
+        done = runner.run(server, "--max-turns", "2")
+    assert done.code == 0
+    assert runner.written(Stopped) == [Stopped("max_turns", "2 turns used")]
+    assert len(server.seen) == 2
+    assert json.loads((runner.folder / "run.json").read_text())["max_turns"] == 2
+
+
+@pytest.mark.slow
+def test_key_is_not_accepted(runner: Runner) -> None:
+    with MessagesServer(Status(401, "authentication_error", "invalid x-api-key")) as server:
+        done = runner.run(server)
+    assert done.code == 5
+    assert "stopped: the model's server does not accept the API key (401, " in done.out
+
+
+# -------------------------------------------------------------------- interrupted and gone on with
+
+
+def test_interrupted_while_judging(runner: Runner) -> None:
+    """Ctrl-C: paused, exit 3, nothing left. The same command judges it again under the same number, and goes on."""
+    with MessagesServer(command(1, write(WRONG)), command(2, "cat solution/solution.py")) as server:
+        done = watch(runner.start(server, "--max-turns", "2"), lambda: judging(runner))
+        assert (done.code, done.err) == (3, "")
+        assert [type(event) for event in runner.events()][-2:] == [EvaluationStarted, Paused]
+        assert "] paused: interrupted by the user\n" in done.out
+        assert "] the same command goes on with this run\n" in done.out
+        assert left_behind(done) == []
+        again = runner.run(server, "--max-turns", "2")
+    assert (again.code, again.err) == (0, "")
+    events = [type(event) for event in runner.events()]
+    assert events[events.index(Resumed) : events.index(Resumed) + 5] == [
+        Resumed, Evaluation, ToolResult, Request, Response,
+    ]  # fmt: skip
+    assert [(v["number"], v["kind"]) for v in runner.verdicts()] == [(1, "wrong")]
+    interrupted = runner.written(ToolResult)[0]
+    assert interrupted.is_error
+    assert interrupted.content.startswith("interrupted: ")
+    assert f"evaluation 1: {Verdict.from_json(runner.verdicts()[0]).sentence()}" in interrupted.content
+    assert runner.results()[1].splitlines() == WRONG.splitlines()
+    assert len(server.seen) == 2
+
+
+def judging(runner: Runner) -> bool:
+    """Whether an evaluation is under way, by the transcript."""
+    path = runner.folder / "events.jsonl"
+    kinds = [type(record.event) for record in read(path)] if path.exists() else []
+    return kinds.count(EvaluationStarted) > kinds.count(Evaluation)
+
+
+def waiting(runner: Runner, kind: type[Event]) -> Callable[[], bool]:
+    def reached() -> bool:
+        path = runner.folder / "events.jsonl"
+        last = None
+        for last in read(path) if path.exists() else ():
+            pass
+        if last is None or not isinstance(last.event, kind):
+            return False
+        time.sleep(0.5)
+        return True
+
+    return reached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Request, ToolCall], ids=["model is thinking", "running a command"])
+def test_interrupted(runner: Runner, kind: type[Event]) -> None:
+    silent = Stream(stream_of(message(text("I am"), stop="end_turn"))[:3], ending="silence")
+    slow = command(1, "echo begun; sleep 1000")
+    with MessagesServer(silent if kind is Request else slow, command(2, "echo on")) as server:
+        done = watch(runner.start(server, "--max-turns", "2"), waiting(runner, kind))
+        assert (done.code, done.err) == (3, "")
+        assert runner.written(Paused) == [Paused("interrupted by the user")]
+        assert left_behind(done) == []
+        again = runner.run(server, "--max-turns", "2")
+    assert again.code == 0
+    assert runner.results()[-1] == "on"
+    assert runner.written(Stopped)[0].status == "max_turns"
+
+
+@pytest.mark.slow
+def test_killed_while_judging(runner: Runner) -> None:
+    """kill -9 of the runtime alone: the same command finds the champion, the count and the evaluation in flight."""
+    script = [command(1, write(HONEST)), command(2, write(sleeping(0.03))), command(3, write(WRONG))]
+    with MessagesServer(*script) as server:
+        process = runner.start(server, "--patience", "2")
+        started: dict[int, str] = {}
+        while process.poll() is None:
+            started.update(descendants(process.pid))
+            if len(runner_verdicts(runner)) == 1 and judging(runner):
+                time.sleep(1.0)
+                process.kill()
+            time.sleep(0.05)
+        process.communicate()
+        killed = Process(-9, "", "", 0, set(), started)
+        deadline = time.monotonic() + 20
+        while left_processes(killed) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left_processes(killed) == []
+        assert [type(event) for event in runner.events()][-1] is EvaluationStarted
+        again = runner.run(server, "--patience", "2")
+    assert (again.code, again.err) == (0, "")
+    assert left_behind(again) == []
+    assert [(v["number"], v["kind"], v["improved"]) for v in runner.verdicts()] == [
+        (1, "correct", True), (2, "correct", False), (3, "wrong", False),
+    ]  # fmt: skip
+    assert runner.verdicts()[1]["ratios"][0] < 1
+    assert runner.written(Stopped)[0].status == "patience"
+    assert runner.written(Final)[0].champion == 1
+    assert list((runtime_folder() / "gates").iterdir()) == []
+
+
+def runner_verdicts(runner: Runner) -> list[Any]:
+    with suppress(Exception):
+        return [r.event for r in read(runner.folder / "events.jsonl") if isinstance(r.event, Evaluation)]
+    return []
+
+
+def left_processes(process: Process) -> list[str]:
+    return [line for line in left_behind(process) if line[0].isdigit()]
+
+
+@pytest.mark.slow
+def test_a_lost_judge_pauses_the_run(runner: Runner) -> None:
+    """Nobody's solution is to blame: nothing counts, and the same command goes on."""
+    with MessagesServer(command(1, "sleep 3; " + write(WRONG)), command(2, "true")) as server:
+        process = runner.start(server, "--max-turns", "1")
+        done = False
+        while process.poll() is None:
+            events = [r.event for r in read(runner.folder / "events.jsonl")] if runner.folder.exists() else []
+            if not done and any(isinstance(event, ToolCall) for event in events):
+                done = True
+                for pid, line in descendants(process.pid).items():
+                    if line.startswith("/opt/venv/bin/python") and "justgoal.evaluation.service" in line:
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        _, err = process.communicate()
+        assert (process.returncode, err) == (3, "")
+        assert runner.written(Paused)[0].reason.startswith("the judge")
+        again = runner.run(server, "--max-turns", "1")
+    assert again.code == 0
+    assert [v["number"] for v in runner.verdicts()] == [1]
+
+
+@pytest.mark.slow
+def test_a_command_cannot_hold_the_run(runner: Runner) -> None:
+    """Whatever it does to the gate, a command's deadline comes."""
+    knock = "python -c \"\nimport socket, time\nend = time.time() + 40\nwhile time.time() < end:\n" \
+            "    s = socket.socket(socket.AF_UNIX); s.connect('/run/justgoal/evaluate.sock')\n\""
+    with MessagesServer(command(1, knock, timeout=3), command(2, "true")) as server:
+        done = runner.run(server, "--max-turns", "1")
+    assert done.code == 0
+    assert runner.results()[0].endswith("[stopped after 3 seconds: the processes that this command started were killed]")
+
+
+# -------------------------------------------------------------------- run folders that are no such run, or over
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    goal = goals.render(resources.prompts(), "en", operator="scale_add", workload="wide", device="cpu", patience=20)
+    return {"format": module.FORMAT, "task": TASK.name, "task_sha256": TASK.sha256, "model": MODEL,
+            "goal": goal.sha256, "language": "en", "patience": 20, **changes}  # fmt: skip
+
+
+def recorded(folder: Path, *events: Event, **changes: Any) -> None:
+    folder.mkdir(parents=True)
+    transcript = Transcript.open(folder / "events.jsonl")
+    for event in (RunStarted(description(**changes)), *events):
+        transcript.write(event)
+    transcript.close()
+
+
+CORRECT = Verdict("correct", latency=1e-3, expert_latency=2e-3, expert="eager", speedup=2.75, resolution=0.007,
+                  improved=True, number=1)  # fmt: skip
+
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def start(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """A run in this very process, where bubblewrap cannot be found: its exit code and what it prints."""
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    def run(name: str | None = "r") -> tuple[int, str]:
+        options = module.RunOptions(MODEL, str(SCALE_ADD), name, runner.runs, URL, "en", None, None, None)
+        stream = io.StringIO()
+        return module.run(options, View(stream)), stream.getvalue()
+
+    return run
+
+
+Start = Callable[..., tuple[int, str]]
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [("format", 0), ("task", "scale_add/odd"), ("task_sha256", "0" * 64), ("model", "another"), ("goal", "1" * 64)],
+)
+def test_run_of_something_else(runner: Runner, start: Start, field_name: str, value: Any) -> None:
+    recorded(runner.folder, **{field_name: value})
+    before = {path: path.read_bytes() for path in runner.folder.iterdir()}
+    wanted = description()[field_name]
+    text = f"{runner.folder} is a run with {field_name} {value!r}, not {wanted!r}: give another --name"
+    with pytest.raises(UsageError, match=f"^{re.escape(text)}$"):
+        start()
+    assert {path: path.read_bytes() for path in runner.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("status", [status for status in EXIT_CODES if status != "interrupted"])
+def test_finished_runs(runner: Runner, start: Start, status: str) -> None:
+    """How it ended, and with that exit code, without a sandbox."""
+    judged = [Evaluation(1, CORRECT.to_json()), Champion(1, 2.75)]
+    recorded(runner.folder, *judged, Stopped(status, "because"), Final(CORRECT.to_json(), 1))
+    code, printed = start()
+    assert code == EXIT_CODES[status]
+    assert "stopped: because\n" in printed
+    assert "final: evaluation 1 judged afresh: correct, 2.75x ± 0.7 % over the expert (eager)\n" in printed
+    assert printed.splitlines()[-1].endswith(f"justgoal show {runner.folder}")
+
+
+def test_a_folder_that_is_no_run(runner: Runner, start: Start) -> None:
+    runner.folder.mkdir(parents=True)
+    (runner.folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=f"^{runner.folder} exists and is no run: give another --name$"):
+        start()
+    assert os.listdir(runner.folder) == ["notes.txt"]
+
+
+def test_a_run_that_was_killed_before_its_first_line(runner: Runner, start: Start) -> None:
+    """Its folder has an empty transcript: there is no run yet, and the same command may start it."""
+    runner.folder.mkdir(parents=True)
+    (runner.folder / "events.jsonl").touch()
+    with pytest.raises(UsageError, match="bubblewrap"):
+        start()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "a b", "-x", "\u202ex", "x" * 300])
+def test_names(runner: Runner, start: Start, name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        start(name)
+    assert not runner.runs.exists()
+
+
+def test_no_bubblewrap(runner: Runner, start: Start) -> None:
+    with pytest.raises(UsageError, match="^bubblewrap is not installed: apt install bubblewrap$"):
+        start()
+    assert not runner.runs.exists()
+
+
+# -------------------------------------------------------------------- justgoal evaluate
+
+
+def evaluate(*words: str) -> Process:
+    return watch(subprocess.Popen([sys.executable, "-c", PROGRAM, "evaluate", *words], text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, "it has no solution.py"),
+        ({"solution.py": "x = 1\n"}, "solution.py defines no function run"),
+        ({"solution.py": None}, "solution.py is a link: only regular files and folders"),
+    ],
+    ids=["empty", "no run", "link"],
+)
+def test_evaluate_no_solution(tmp_path: Path, files: dict[str, str | None], problem: str) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, content in files.items():
+        if content is None:
+            (folder / name).symlink_to("/etc/passwd")
+        else:
+            (folder / name).write_text(content)
+    done = evaluate(str(folder), "--task", str(SCALE_ADD))
+    assert (done.code, done.out, done.err) == (2, "", f"error: {folder} is no solution: {problem}\n")
+
+
+def test_evaluate_is_no_folder(tmp_path: Path) -> None:
+    done = evaluate(str(tmp_path / "none"), "--task", str(SCALE_ADD))
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {tmp_path / 'none'} is no solution: there is no folder none\n"
+
+
+def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
+    (tmp_path / "solution.py").write_text(HONEST)
+    done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd")
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(r"expert       eager \S+ [um]?s: eager is 1\.0x\ncorrect, \S+ [um]?s, \S+x ± \S+ % over the expert\n",
+                        done.out), done.out  # fmt: skip
+    assert left_behind(done) == []
+
+
+@pytest.mark.slow
+def test_evaluate_as_json(engine: Bubblewrap, tmp_path: Path) -> None:
+    (tmp_path / "solution.py").write_text(after(0, "total = total + 1"))
+    done = evaluate(str(tmp_path), "--task", str(SCALE_ADD), "--json")
+    assert (done.code, done.err) == (1, "")
+    said = json.loads(done.out)
+    assert set(said) == {"task", "expert", "verdict"}
+    assert said["task"] == "scale_add/wide"
+    assert Verdict.from_json(said["verdict"]).sentence().startswith("wrong: output 1 (total): ")
