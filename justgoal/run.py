@@ -3,6 +3,7 @@
 Nothing is written before everything that can be wrong with the options is known to be right.
 """
 
+import dataclasses
 import json
 import os
 import platform
@@ -20,29 +21,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from justgoal import __version__, figures, models, resources
+from justgoal import __version__, events, figures, machine, models, resources
 from justgoal import goal as goals
 from justgoal.agent import run_agent
-from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, StopRun, UsageError
+from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, SandboxLost, StopRun, UsageError
 from justgoal.evaluation.collect import InvalidSolution, collect
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator, compute_environment, memory, threads
 from justgoal.evaluation.gate import Court, Gate
-from justgoal.evaluation.verdict import ExpertReport, Verdict
+from justgoal.evaluation.verdict import ExpertReport
 from justgoal.events import (
-    Champion,
-    Evaluation,
     Final,
     Goal,
     Paused,
-    Request,
-    Response,
     Resumed,
     RunStarted,
     Stopped,
-    ToolCall,
 )  # fmt: skip
 from justgoal.models import Model
+from justgoal.narrator import Narrator
 from justgoal.sandboxes import Limits
 from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
 from justgoal.sandboxes.mounts import agent_folder, stage_tree
@@ -52,7 +49,7 @@ from justgoal.stopping import Budgets, Patience
 from justgoal.tasks import contract, handout
 from justgoal.terminal import View, harmless
 from justgoal.tools import Tools
-from justgoal.transcript import Record, Transcript
+from justgoal.transcript import Transcript
 
 FORMAT = 1
 """Version of the run folder; a run of another one is not gone on with."""
@@ -96,6 +93,8 @@ def run(options: RunOptions, view: View) -> int:
     earlier = _earlier(folder, task, model.name, goal)
     if earlier and earlier.status not in ("running", "interrupted"):
         view.header([f"justgoal run {task.name} with {model.name}", f"  run folder   {folder}"])
+        if not (folder / "result.json").exists():
+            _write_result(folder, earlier)
         return _finish(earlier, view, folder)
     engine = Bubblewrap()
     with ExitStack() as stack:
@@ -105,10 +104,10 @@ def run(options: RunOptions, view: View) -> int:
         view.header(_title(task.name, model, folder, engine, recording))
         view.begin(earlier.active_seconds if earlier else 0.0)
         device = Device(DEVICE)
-        evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
-        stack.callback(evaluator.close)
         with device.exclusive():
-            report = evaluator.open()
+            evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
+            stack.callback(evaluator.close)
+            report = evaluator.open(earlier.run["expert"]["chosen"] if earlier else None)
         description = _describe(options, task, model, goal, patience, engine, report)
         folder.mkdir(parents=True, exist_ok=True)
         state = State()
@@ -164,11 +163,14 @@ class Session:
             self._end(stop.status, stop.detail)
         except Refused as error:
             self._end("refused", str(error))
-        except (KeyboardInterrupt, Resumable, EvaluatorFailed) as error:
-            reason = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else str(error)
-            self.transcript.write(Paused(reason))
+        except KeyboardInterrupt:
+            self.transcript.write(Paused("interrupted by the user"))
+        except (Resumable, EvaluatorFailed, SandboxLost) as error:
+            if isinstance(error, SandboxLost):
+                self.transcript.write(events.SandboxLost(str(error)))
+            self.transcript.write(Paused(str(error)))
         except Fatal as error:
-            self.transcript.write(Stopped("failed", str(error)))
+            self._end("failed", str(error))
 
     def _enforced(self) -> Patience:
         """A recording is played to its end, so that all of it is judged again; the summary applies the rule."""
@@ -182,23 +184,34 @@ class Session:
         """What an earlier process of this run left: its champion, and an evaluation that it did not finish."""
         if self.state.champion is not None:
             champion = collect(self.folder / "solutions" / str(self.state.champion))
-            self.evaluator.crown(champion, self.state.best_speedup or 0.0)
+            court.keep_champion(self.state.champion)
+            with self.device.exclusive():
+                self.evaluator.crown(champion, self.state.best_speedup or 0.0)
         if self.state.evaluating is not None:
-            court.again()
+            verdict = court.again()
+            told = f"{self.words.interrupted}\nevaluation {verdict.number}: {verdict.sentence()}"
+            self.words = dataclasses.replace(self.words, interrupted=told)
 
     def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
         """Sandbox A with its workspace, its task, and its way to `evaluate`."""
         workspace = agent_folder(self.folder, UID)
-        gate = Gate(court, self.state, self._enforced(), self.report, UID, lambda phase: self.view.status(phase))
+        gate = Gate(
+            court, self.state, self.patience, self.report, UID, lambda phase: self.view.status(phase),
+            endless=self.recorded,
+        )  # fmt: skip
         stack.callback(gate.close)
         material = gate.folder.with_name(gate.folder.name + ".task")
         handout.write(self.task, self.goal.text, self.report.chosen, resources.prompts(), material)
         stack.callback(shutil.rmtree, material, ignore_errors=True)
-        limits = Limits(memory(), AGENT_PIDS, threads())
+        limits = Limits(memory(4), AGENT_PIDS, threads())
         spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
-        sandbox = engine.start(spec)
-        stack.callback(sandbox.close)
-        entry = self.device.register(sandbox.freezer)
+        try:
+            with self.device.exclusive():  # nobody's window is open while it starts, and the next one finds it
+                sandbox = engine.start(spec)
+                stack.callback(sandbox.close)
+                entry = self.device.register(sandbox.freezer)
+        except Fatal as error:
+            raise SandboxLost(str(error)) from error
         stack.callback(entry.unlink, missing_ok=True)
         return Tools(Shell(sandbox, gate, lambda: self.device.release_stale(sandbox.freezer)))
 
@@ -220,71 +233,26 @@ class Session:
         except KeyboardInterrupt:
             self.transcript.write(Paused("interrupted during the final evaluation"))
             return
-        self.transcript.write(Stopped(status, detail))
         self.transcript.write(final or Final(None, None))
-        ended = self.patience.ended_at(self.state.evaluations)
-        _write(
-            self.folder / "result.json",
-            {
-                "status": status,
-                "detail": detail,
-                "evaluations": len(self.state.evaluations),
-                "champion": final.champion if final else None,
-                "final": final.verdict if final else None,
-                "patience_ended_at": ended,
-                "last_hash": self.transcript.last_hash,
-            },
-        )
+        self.transcript.write(Stopped(status, detail))
+        _write_result(self.folder, self.state)
 
 
-class Narrator:
-    """Tells the view what happens, from the records as they are written."""
-
-    def __init__(self, view: View, state: State, patience: Patience) -> None:
-        self._view = view
-        self._state = state
-        self._patience = patience
-
-    def __call__(self, record: Record) -> None:
-        match record.event:
-            case Request():
-                self._view.status("model is thinking")
-            case Response():
-                self._view.status(tokens=self._state.tokens.total_input + self._state.tokens.output)
-            case ToolCall():
-                self._view.status("running a command", evaluation=self._state.next_evaluation)
-            case Evaluation(number, value):
-                self._evaluation(number, Verdict.from_json(value))
-            case Champion(number, _):
-                verdict = Verdict.from_json(self._state.evaluations[-1])
-                self._view.status(champion=(verdict.speedup or 0.0, verdict.resolution or 0.0))
-            case Paused(reason):
-                self._view.line(f"paused: {reason}", "yellow")
-            case Stopped(status, detail):
-                self._view.line(f"stopped: {detail or status}", "bold")
-            case Final(value, number):
-                self._final(value, number)
-
-    def _evaluation(self, number: int, verdict: Verdict) -> None:
-        left = self._patience.left(self._state.evaluations)
-        standing = f", {verdict.standing()}" if verdict.standing() else ""
-        style = "green" if verdict.improved else "" if verdict.correct else "red"
-        self._view.line(f"evaluation {number}: {verdict.sentence()}{standing}; {left} left", style)
-        self._view.status(left=left, evaluation=number)
-
-    def _final(self, value: dict[str, Any] | None, number: int | None) -> None:
-        if value is None:
-            self._view.line("final: no solution was correct", "bold red")
-            return
-        verdict = Verdict.from_json(value)
-        if not verdict.correct or verdict.speedup is None:
-            self._view.line(f"final: evaluation {number} judged afresh: {verdict.sentence()}", "bold red")
-            return
-        speedup = figures.speedup(verdict.speedup, verdict.resolution)
-        self._view.line(
-            f"final: evaluation {number} judged afresh: correct, {speedup} over the expert ({verdict.expert})",
-            "bold green",
-        )
+def _write_result(folder: Path, state: State) -> None:
+    """result.json, all of which the transcript says too."""
+    final = state.final or Final(None, None)
+    _write(
+        folder / "result.json",
+        {
+            "status": state.status,
+            "detail": state.detail,
+            "evaluations": len(state.evaluations),
+            "champion": final.champion,
+            "final": final.verdict,
+            "patience_ended_at": Patience(int(state.run["patience"])).ended_at(state.evaluations),
+            "last_hash": state.last_hash,
+        },
+    )
 
 
 def _finish(state: State, view: View, folder: Path) -> int:
@@ -317,7 +285,8 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
     state = State()
     with_lock = Transcript.open(path, state.apply)
     with_lock.close()
-    wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256}
+    wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256,
+              "processor": machine.processor()[0], "cores": threads()}  # fmt: skip
     for field, value in wanted.items():
         found = state.run.get(field)
         if found != value:
@@ -330,7 +299,7 @@ def _describe(
     report: ExpertReport,
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
-    processor, features = _processor()
+    processor, features = machine.processor()
     return {
         "format": FORMAT,
         "justgoal": __version__,
@@ -355,7 +324,7 @@ def _describe(
         "engine": engine.name,
         "engine_version": engine.version,
         "uid": UID,
-        "limits": {"memory": memory(), "pids": AGENT_PIDS, "cores": threads()},
+        "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
         "expert": report.to_json(),
     }
 
@@ -363,22 +332,6 @@ def _describe(
 def _prompt_hashes() -> dict[str, str]:
     files = sorted(path for path in resources.prompts().iterdir() if path.is_file())
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-FEATURES = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_bf16")
-INTRINSICS = {"_mm512_": "avx512f", "_mm256_": "avx2", "_mm256_fmadd": "fma", "_tile_": "amx_bf16"}
-
-
-def _processor() -> tuple[str, list[str]]:
-    """Its model, and those of its features that a solution may have been written for."""
-    model, flags = platform.machine(), set[str]()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            model = value.strip()
-        elif name.strip() == "flags":
-            flags = set(value.split())
-    return model, [feature for feature in FEATURES if feature in flags]
 
 
 def _title(
@@ -391,19 +344,12 @@ def _title(
     ]
     if recording is not None:
         lines.append(f"  recording    of {recording.get('model')} on {recording.get('processor')}")
-        missing = _missing_features(model)
-        if missing:
+        transcript = (getattr(model, "folder", Path()) / "events.jsonl").read_text(errors="replace")
+        if missing := machine.missing_features(transcript):
             lines.append(
                 f"  warning      its solutions use {', '.join(missing)}, which this processor lacks: they will crash"
             )
     return lines
-
-
-def _missing_features(model: Model) -> list[str]:
-    """Processor features that the recorded solutions name and this machine does not have."""
-    text = (getattr(model, "folder", Path()) / "events.jsonl").read_text(errors="replace")
-    needed = {feature for word, feature in INTRINSICS.items() if word in text}
-    return sorted(needed - set(_processor()[1]))
 
 
 def _run_name(task: str, model: str) -> str:
@@ -443,7 +389,7 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         found = collect(solution)
     except InvalidSolution as problem:
         raise UsageError(f"{solution} is no solution: {problem}") from None
-    if b"def run" not in found.contents["solution.py"] and b"run" not in found.contents["solution.py"]:
+    if not found.mentions_run():
         raise UsageError(f"{solution} is no solution: solution.py defines no function run")
     engine = Bubblewrap()
     evaluator = Evaluator(task, engine)

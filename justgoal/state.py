@@ -90,6 +90,7 @@ class State:
     status: str = "running"
     detail: str = ""
     final: events.Final | None = None
+    last_hash: str = ""
     started_at: datetime | None = None
     updated_at: datetime | None = None
     _waiting: float = 0.0
@@ -110,6 +111,7 @@ class State:
     def apply(self, record: Record) -> None:
         """Take in the next record of the transcript."""
         self._clock(record)
+        self.last_hash = record.hash
         match record.event:
             case events.RunStarted(run):
                 self.run = run
@@ -178,6 +180,7 @@ class State:
         self.evaluating = None
         self.evaluations.append(verdict)
         if verdict["improved"]:
+            self.champion = verdict["number"]
             self.best_speedup = max(verdict["speedup"], self.best_speedup or 0.0)
 
 

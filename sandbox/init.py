@@ -69,6 +69,9 @@ class Call:
             code, end, rest = data[begin + len(self.mark):].partition(b"\0")
             self.keep(data[:begin])
             self.held = rest if end else data[begin:]
+            if end and not (code.isdigit() and len(code) < 4):  # a trap can see the mark and print it
+                self.keep(data[begin:begin + len(self.mark) + len(code)])
+                return None
             return int(code) if end else None
         begin = data.rfind(b"\0", max(0, len(data) - len(self.mark)))
         self.keep(data[:begin] if begin >= 0 else data)

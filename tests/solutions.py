@@ -97,6 +97,11 @@ def descendants(pid: int | None = None) -> dict[int, str]:
     return {number: command for number, parent, command in everything if parent in wanted}
 
 
+def descriptors(pid: int | str = "self") -> list[str]:
+    """Open ones of a process, by number; our own listing of them is not among them."""
+    return sorted(path.name for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink())
+
+
 def judges(pid: int | None = None) -> list[int]:
     """The judges that this process (or that one) has started."""
     return [

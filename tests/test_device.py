@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from solutions import descriptors
 
 from justgoal.evaluation import device as module
 from justgoal.evaluation.device import Device
@@ -135,7 +136,7 @@ def test_devices_are_apart(device: Device) -> None:
 
 
 def test_it_can_be_taken_again(device: Device) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = descriptors()
     for _ in range(3):
         with device.exclusive():
             pass
@@ -143,7 +144,7 @@ def test_it_can_be_taken_again(device: Device) -> None:
         _ = 1 / 0
     with device.exclusive():
         pass
-    assert os.listdir("/proc/self/fd") == before
+    assert descriptors() == before
 
 
 def test_agents_are_frozen_inside(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:

@@ -23,6 +23,7 @@ from solutions import (
     SECRET_LINE,
     after,
     descendants,
+    descriptors,
     judges,
     on_hidden_inputs,
     sleeping,
@@ -39,7 +40,8 @@ from justgoal.sandboxes import Limits, Spec
 from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID, Bubblewrap
 from justgoal.tasks import contract
 
-PUBLIC = " (on public inputs)"
+PUBLIC = ", on public inputs"
+slow = pytest.mark.slow
 TIMED_CHECKED = 5
 
 
@@ -339,7 +341,7 @@ def test_output_of_a_build_is_cut(judged: Bench) -> None:
 
 def test_crash_on_public_inputs_shows_the_traceback(judged: Bench) -> None:
     verdict = judged("def run(x, y, alpha):\n    raise KeyError(f'{x.dtype} is what came')\n")
-    assert verdict.sentence() == "crashed: KeyError at line 2 of the solution (on public inputs)"
+    assert verdict.sentence() == "crashed: KeyError at line 2 of the solution" + PUBLIC
     assert "KeyError: 'torch.float32 is what came'" in verdict.output
     assert 'File "/solution/solution.py", line 2, in run' in verdict.output
 
@@ -347,10 +349,10 @@ def test_crash_on_public_inputs_shows_the_traceback(judged: Bench) -> None:
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
-        ("x[0, 0] = 1.0", "crashed: the process died of SIGSEGV; inputs are read-only (on public inputs)"),
-        ("os._exit(0)", "crashed: the process ended by itself with exit code 0 (on public inputs)"),
-        ("os._exit(160)", "crashed: the process ended by itself with exit code 160 (on public inputs)"),
-        ("sys.exit(3)", "crashed: SystemExit at line 5 of the solution (on public inputs)"),
+        ("x[0, 0] = 1.0", "crashed: the process died of SIGSEGV; inputs are read-only" + PUBLIC),
+        ("os._exit(0)", "crashed: the process ended by itself with exit code 0" + PUBLIC),
+        ("os._exit(160)", "crashed: the process ended by itself with exit code 160" + PUBLIC),
+        ("sys.exit(3)", "crashed: SystemExit at line 5 of the solution" + PUBLIC),
     ],
 )
 def test_ends_in_a_call(judged: Bench, action: str, sentence: str) -> None:
@@ -370,7 +372,7 @@ SEND = "socket.socket(fileno=os.dup(3)).send"
          f"crashed: an exception at line {SECRET_LINE} of the solution"),
         ("raise type('int', (Exception,), {})", f"crashed: an exception at line {SECRET_LINE} of the solution"),
         ("exec(compile(chr(10) * int(1e5 + abs(x[0, 0]) * 1e4) + '1 / 0', '/solution/solution.py', 'exec'))",
-         "crashed: ZeroDivisionError at line 10 of the solution"),
+         "crashed: ZeroDivisionError"),
         ("return out.as_subclass(type('LEAK1', (torch.Tensor,), {})), total", None),
         ("return out.new_zeros(int(1e4 * abs(x[0, 0])), 7), total", None),
         ("return (out,) * int(3 + abs(x[0, 0]) * 100)", None),
@@ -498,7 +500,7 @@ def test_leaves_nothing_behind(judged: Bench) -> None:
     """Descriptors and sandboxes are as many after some evaluations as before."""
     def counts() -> tuple[int, int, int]:
         sandboxes = [command for command in descendants().values() if command.startswith("bwrap")]
-        return len(os.listdir(f"/proc/{judged.judge}/fd")), len(os.listdir("/proc/self/fd")), len(sandboxes)
+        return len(descriptors(judged.judge)), len(descriptors()), len(sandboxes)
 
     judged.crown(sleeping(0.001))
     judged("import nothing_of_that_name\n")
@@ -581,7 +583,7 @@ def test_ratchet(judged: Bench) -> None:
     judged.crown(sleeping(0.016), best=1000.0)
     verdict = judged(sleeping(0.008))
     assert (verdict.correct, verdict.improved) == (True, False)
-    said = r"not faster than the champion \(\d\.\d+x, yet the best speedup of this run is 1000x\)"
+    said = r"not faster than the champion \(\d\.\d+x, yet a champion of this run once reached 1000x\)"
     assert re.fullmatch(said, verdict.standing())
 
 
@@ -714,32 +716,29 @@ def test_a_worker_sees_nothing_of_the_judge(judged: Bench) -> None:
     verdict = judged("""
     import os, socket
     seen = {"opt": sorted(os.listdir("/opt")), "ours": sorted(os.listdir("/opt/justgoal")), "uid": os.getuid()}
-    seen["others"] = [pid for pid in os.listdir("/proc") if pid.isdigit() and os.stat(f"/proc/{pid}").st_uid not in (0, os.getuid())]
+    seen["processes"] = [pid for pid in os.listdir("/proc") if pid.isdigit()]
     seen["links"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else []
     seen["files"] = sorted(set(os.listdir("/solution")) - {"__pycache__"})
     seen["tmp"] = sorted(os.listdir("/tmp"))
     raise RuntimeError(repr(seen))
     """)
-    seen = ("{'opt': ['justgoal', 'python', 'venv'], 'ours': ['worker.py'], 'uid': %d, 'others': [], 'links': [], "
-            "'files': ['solution.py'], 'tmp': ['home']}") % UID  # fmt: skip
-    assert seen in verdict.output
+    seen = {"opt": ["justgoal", "python", "venv"], "ours": ["worker.py"], "uid": UID, "processes": ["1"], "links": [],
+            "files": ["solution.py"], "tmp": ["home"]}  # fmt: skip
+    assert f"RuntimeError: {seen!r}" in verdict.output
 
 
 def test_priority_comes_back_after_preparing(judged: Bench) -> None:
     """Draws are prepared at idle priority; evaluations are not made at it."""
-    def policies() -> set[int]:
-        found = set()
-        for thread in Path(f"/proc/{judged.judge}/task").iterdir():
-            found.add(os.sched_getscheduler(int(thread.name)))
-        return found
-
-    before = policies()
+    files = [path / "cpu.idle" for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
+             for path in root.glob(f"justgoal-*-{os.getpid()}-*")
+             if str(judged.judge) in (path / "cgroup.procs").read_text().split()]  # fmt: skip
+    if not files or not files[0].exists():
+        pytest.skip("this kernel has no idle groups")
     judged.evaluator.prepare()
-    deadline = time.monotonic() + 10
-    while policies() == before and time.monotonic() < deadline:
-        time.sleep(0.005)
+    assert files[0].read_text() == "1\n"
     judged.evaluator.pause()
-    assert policies() == before == {os.SCHED_OTHER}
+    assert files[0].read_text() == "0\n"
+    assert os.sched_getscheduler(judged.judge) == os.SCHED_OTHER
 
 
 def test_a_lost_judge_is_nobodys_fault(engine: Bubblewrap) -> None:

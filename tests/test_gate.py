@@ -290,6 +290,6 @@ def test_socket_is_for_the_agent_alone(start: Callable[..., Run]) -> None:
     path = run.gate.folder / "evaluate.sock"
     mode: Any = path.stat()
     assert (stat.S_IMODE(mode.st_mode), mode.st_uid) == (0o600, os.geteuid())
-    assert os.listdir(run.gate.folder) == ["evaluate.sock"]
+    assert [path.name for path in run.gate.folder.iterdir()] == ["evaluate.sock"]
     run.gate.close()
     assert not run.gate.folder.exists()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -439,3 +440,16 @@ def test_owned_folder(tmp_path: Path, start: Start) -> None:
     code = "open('made', 'w').write('x'); import os; print(os.getcwd())"
     assert printed(start(code, mounted=(Mount(folder, "/workspace", writable=True),))) == "/workspace\n"
     assert (folder / "made").stat().st_uid == UID
+
+
+KEYRING = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for number in (248, 249, 250, 425):
+    print(libc.syscall(number, 0, 0, 0, 0, 0), ctypes.get_errno())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of these calls are those of x86_64")
+def test_keyrings_and_io_uring_are_refused(start: Start) -> None:
+    assert printed(start(KEYRING)) == "-1 1\n" * 4

@@ -105,8 +105,8 @@ class Bench:
     ) -> list[list[float]]:
         """Time every party on each draw, in random order; seconds by party and round, the no-op subtracted.
 
-        Nothing of ours runs in a window, and all but the party being timed are frozen. `seen` is called after a call
-        whose outputs have been read.
+        Nothing of ours runs in a window, and all but the party being timed are frozen. `seen` is called after every
+        call, so that a party cannot tell by the pause after it whether its outputs matter.
         """
         times: list[list[float]] = [[] for _ in parties]
         overhead: list[float] = []
@@ -115,7 +115,7 @@ class Bench:
             for draw in draws:
                 for index in random.sample(range(len(parties)), len(parties)):
                     times[index].append(self._timed(parties[index], draw))
-                    if seen is not None and draw.reference:
+                    if seen is not None:
                         seen(parties[index], draw)
                 overhead.append(self._timed(self._noop, None))
         cost = statistics.median(overhead)

@@ -5,6 +5,7 @@ links and without blocking, so that neither a swapped link nor a FIFO can lead o
 stays behind.
 """
 
+import ast
 import hashlib
 import io
 import os
@@ -42,6 +43,21 @@ class Solution:
         """Of all paths and contents: the same files have the same hash wherever they came from."""
         listing = "".join(f"{digest}  {path}\n" for path, digest in self.files.items())
         return hashlib.sha256(listing.encode()).hexdigest()
+
+    def mentions_run(self) -> bool:
+        """Whether solution.py gives the name `run` a meaning anywhere, as far as that can be read off its text."""
+        try:
+            tree = ast.parse(self.contents[ENTRY])
+        except (SyntaxError, ValueError):
+            return True  # building it says more
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == "run":
+                return True
+            if isinstance(node, ast.Name) and node.id == "run":
+                return True
+            if isinstance(node, ast.alias) and (node.asname or node.name) in ("run", "*"):
+                return True
+        return False
 
     def tar(self) -> bytes:
         """A tar file in which nothing but names, contents and a fixed time appears."""

@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ def compute_environment() -> dict[str, str]:
     }
 
 
-def memory() -> int:
-    """Bytes that one sandbox may use: half of what the machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def memory(share: int) -> int:
+    """Bytes: one `share`-th of what the machine has. Judge and agent get a quarter each, four workers an eighth."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // share
 
 
 class WorkerHost:
@@ -113,7 +114,7 @@ class WorkerHost:
             "NUMBA_CACHE_DIR": f"{CACHE}/numba",
         }
         return Spec(
-            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(), 1024, threads()), UID,
+            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(8), 1024, threads()), UID,
             mounts=(self._mount,), tmpfs={"/solution": TREE_ROOM},
             environment={**compute_environment(), **caches}, as_pid_1=True, packets=True, quiet=role != "build",
         )  # fmt: skip
@@ -128,9 +129,13 @@ class Evaluator:
         self._judge = engine.start(self._judge_spec())
         self._finished()
 
-    def open(self) -> ExpertReport:
-        """Build and measure the experts; about a minute where one of them compiles."""
-        experts = {expert.name: collect(expert.folder) for expert in self._task.operator.experts}
+    def open(self, only: str | None = None) -> ExpertReport:
+        """Build and measure the experts; about a minute where one of them compiles.
+
+        `only` names the one that counts already, when a run goes on.
+        """
+        listed = [expert for expert in self._task.operator.experts if only in (None, expert.name)]
+        experts = {expert.name: collect(expert.folder) for expert in listed}
         trees = [Solution({"solution.py": NOOP}), *experts.values()]
         answer = self._order({"op": "open", "experts": list(experts)}, trees)
         return ExpertReport.from_json(answer["report"])
@@ -175,7 +180,9 @@ class Evaluator:
         return self._finished()
 
     def _finished(self) -> dict[str, Any]:
-        answer = self._host.serve(self._judge.channel)
+        answer = None
+        with suppress(ConnectionError):  # it may end with our last message unread
+            answer = self._host.serve(self._judge.channel)
         if answer is None:
             raise EvaluatorFailed(f"the judge ended: {self._last_words()}")
         if answer["op"] == "failed":
@@ -197,7 +204,7 @@ class Evaluator:
         return Spec(
             "judge",
             (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads())),
-            Limits(memory(), 1024, threads()), JUDGE_UID,
+            Limits(memory(4), 1024, threads()), JUDGE_UID,
             mounts=(Mount(mounts.stage_tree(package), "/opt/judge/justgoal"), Mount(mounts.stage_tree(operator), home)),
             environment={**compute_environment(), "PYTHONPATH": "/opt/judge"}, packets=True,
         )  # fmt: skip

@@ -50,8 +50,11 @@ class Expert:
             except Rejected as rejected:
                 self._failed[name] = rejected.reason
         if not trees:
-            raise EvaluatorFailed("no expert runs here: " + "; ".join(f"{n}: {w}" for n, w in self._failed.items()))
+            raise EvaluatorFailed(f"no expert runs here: {self._why()}")
         return trees
+
+    def _why(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self._failed.items())
 
     def _measure(self, trees: dict[str, int]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Median latency in interleaved rounds, and the worst relative error of each output, by expert.
@@ -64,17 +67,22 @@ class Expert:
         errors: dict[str, dict[str, float]] = {}
         self._bench.phase("measuring experts")
         with self._bench.parties([(EXPERT, tree) for tree in trees.values()]) as parties:
+            able = []
             for name, party in zip(trees, parties, strict=True):
-                errors[name] = self._errors(party, draws)
-            times = self._bench.rounds(parties, timed)
-        for name, found in errors.items():
-            if max(found.values()) > problem.policy.cap:
-                worst, cap = figures.error(max(found.values())), figures.error(problem.policy.cap)
-                self._failed[name] = f"its error {worst} is above {cap}"
-        fit = {n: median(row) for n, row in zip(trees, times, strict=True) if n not in self._failed}
-        if not fit:
-            raise EvaluatorFailed(f"no expert is exact enough: {self._failed}")
-        return fit, errors
+                try:
+                    errors[name] = self._errors(party, draws)
+                except EvaluatorFailed as failure:
+                    self._failed[name] = str(failure)
+                    continue
+                if max(errors[name].values()) > problem.policy.cap:
+                    worst, cap = figures.error(max(errors[name].values())), figures.error(problem.policy.cap)
+                    self._failed[name] = f"its error {worst} is above {cap}"
+                    continue
+                able.append((name, party))
+            if not able:
+                raise EvaluatorFailed(f"no expert runs and is exact enough here: {self._why()}")
+            times = self._bench.rounds([party for _, party in able], timed)
+        return {name: median(row) for (name, _), row in zip(able, times, strict=True)}, errors
 
     def _errors(self, party: Party, draws: Sequence[Draw]) -> dict[str, float]:
         found = [

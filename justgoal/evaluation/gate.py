@@ -10,12 +10,13 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from justgoal import figures
-from justgoal.errors import StopRun
+from justgoal.errors import Resumable, StopRun
 from justgoal.evaluation.collect import InvalidSolution, Solution, collect
 from justgoal.evaluation.device import Device, runtime_folder
 from justgoal.evaluation.evaluator import Evaluator
@@ -26,6 +27,8 @@ from justgoal.stopping import Patience
 from justgoal.transcript import Transcript
 
 REQUEST_CAP = 1 << 16
+REQUEST_LIMIT = 1.0  # s for a request to arrive
+SEND_LIMIT = 2.0  # s for an answer to be taken
 USAGE = "usage: evaluate           judge /workspace/solution\n       evaluate --expert  the expert's figures here"
 ABSENT = "there is no folder /workspace/solution yet: nothing was judged, and nothing counts"
 
@@ -81,20 +84,35 @@ class Court:
         verdict = dataclasses.replace(verdict, number=number)
         self._transcript.write(Evaluation(number, verdict.to_json()))
         if verdict.improved and verdict.speedup is not None:
-            target = self._folder / "champion"
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(self._folder / "solutions" / str(number), target)
+            self.keep_champion(number)
             self._transcript.write(Champion(number, verdict.speedup))
         return verdict
 
+    def keep_champion(self, number: int) -> None:
+        """Make champion/ a copy of that solution."""
+        target = self._folder / "champion"
+        with _resumable():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(self._folder / "solutions" / str(number), target)
+
     def _keep(self, solution: Solution, target: Path) -> None:
-        shutil.rmtree(target, ignore_errors=True)
-        solution.write(target)
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with _resumable():
+            shutil.rmtree(target, ignore_errors=True)
+            solution.write(target)
+            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """A full disk ends the process, not the run."""
+    try:
+        yield
+    except OSError as error:
+        raise Resumable(f"cannot write {error.filename or 'the run folder'}: {error.strerror}") from error
 
 
 class Gate:
@@ -108,12 +126,16 @@ class Gate:
         report: ExpertReport,
         uid: int,
         phase: Callable[[str], None],
+        *,
+        endless: bool = False,
     ) -> None:
+        """`endless`: patience is counted and told, and does not end the run."""
         self._court = court
         self._state = state
         self._patience = patience
         self._report = report
         self._phase = phase
+        self._endless = endless
         (runtime_folder() / "gates").mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(dir=runtime_folder() / "gates"))
         self.folder.chmod(0o755)
@@ -127,18 +149,22 @@ class Gate:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def serve(self) -> None:
-        """Answer one request. Raises StopRun when its verdict was the last one that patience allows."""
+    def serve(self) -> bool:
+        """Answer one request; whether it was an evaluation, which no command's deadline counts.
+
+        Raises StopRun when its verdict was the last one that patience allows.
+        """
         client, _ = self._socket.accept()
         with client:
-            client.settimeout(2.0)
-            arguments = _arguments(client)
-            text, code = self._answer(arguments)
+            before = len(self._state.evaluations)
+            text, code = self._answer(_arguments(client))
             with suppress(OSError):  # whoever asked may have gone; the verdict is in the transcript
+                client.settimeout(SEND_LIMIT)
                 client.sendall(json.dumps({"text": text, "code": code}).encode() + b"\n")
         self._phase("running a command")
-        if ending := self._patience.exceeded(self._state.evaluations):
+        if not self._endless and (ending := self._patience.exceeded(self._state.evaluations)):
             raise StopRun(*ending)
+        return len(self._state.evaluations) > before
 
     def _answer(self, arguments: list[str] | None) -> tuple[str, int]:
         if arguments == ["--expert"]:
@@ -173,15 +199,16 @@ class Gate:
 
 
 def _arguments(client: socket.socket) -> list[str] | None:
-    """The words after `evaluate`; None when what came is no request."""
-    data = b""
+    """The words after `evaluate`; None when what came within REQUEST_LIMIT is no request."""
+    data, end = b"", time.monotonic() + REQUEST_LIMIT
     try:
-        while not data.endswith(b"\n") and len(data) < REQUEST_CAP:
+        while not data.endswith(b"\n") and len(data) < REQUEST_CAP and (left := end - time.monotonic()) > 0:
+            client.settimeout(left)
             piece = client.recv(4096)
             if not piece:
                 break
             data += piece
         words = json.loads(data)["arguments"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 PAIRS = 5
 MINIMUM_GAIN = 0.005
+MEDIAN = 1.253
+"""The standard error of a median over that of a mean, for normal data."""
+STUDENT = (1.96, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
+"""97.5 % quantiles of Student's distribution by degrees of freedom; the first is for a variance that is known."""
 
 
 def rounds(latency: float) -> int:
@@ -39,26 +43,27 @@ def ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
 
 
 def spread(slower: Sequence[float], faster: Sequence[float]) -> float:
-    """Standard error of `ratio` within one pair, as a fraction (1.253 is that of a median of normal data)."""
+    """Standard error of `ratio` within one pair, as a fraction (see MEDIAN)."""
     logs = [math.log(a / b) for a, b in zip(slower, faster, strict=True)]
-    return 1.253 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    return MEDIAN * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
 
 
 def resolution(pairs: Sequence[Rounds], null: Sequence[float], *, fresh_expert: bool) -> float:
     """Half-width of the 95 % interval of the speedup over the expert, as a fraction.
 
     `null` are ratios of the expert to itself in fresh pairs: their size is the bias of a pair, half of whose variance
-    each process brings. An expert that stays warm is one draw of it, which more pairs do not average.
+    each process brings. An expert that stays warm is one draw of it, which more pairs do not average. Where three
+    pairs or more differ by more than that, their own spread counts. Quantiles are Student's, since both are few.
     """
     bias = statistics.fmean(math.log(n) ** 2 for n in null) if null else 0.0
     within = statistics.fmean(spread(p.expert, p.candidate) ** 2 for p in pairs)
     shared = 0.0 if fresh_expert else bias / 2
     own = bias if fresh_expert else bias / 2
-    expected = shared + (own + within) / len(pairs)
+    expected = STUDENT[len(null)] * math.sqrt(shared + (own + within) / len(pairs))
     if len(pairs) < 3:
-        return 1.96 * math.sqrt(expected)
+        return expected
     between = statistics.variance([math.log(ratio(p.expert, p.candidate)) for p in pairs])
-    return 1.96 * math.sqrt(max(expected, shared + between / len(pairs)))
+    return max(expected, STUDENT[len(pairs) - 1] * MEDIAN * math.sqrt(between / len(pairs)))
 
 
 def speedup(pairs: Sequence[Rounds]) -> float:

@@ -8,8 +8,10 @@ few of which are checked too; and go on with fresh pairs of processes while they
 
 import math
 import os
+import random
 import statistics
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from justgoal import figures
@@ -173,10 +175,12 @@ class Judge:
         kept = []
 
         def keep(party: Party, draw: Draw) -> None:
-            if party is parties[0]:
-                kept.append((draw, party.worker.outputs.read()))
+            outputs = party.worker.outputs.read()
+            if party is parties[0] and draw.reference:
+                kept.append((draw, outputs))
 
-        times = self._bench.rounds([*parties, self._expert.party], draws.timed, keep)
+        order = random.sample(draws.timed, len(draws.timed))
+        times = self._bench.rounds([*parties, self._expert.party], order, keep)
         for draw, outputs in kept:
             comparison.add(draw, outputs)
         self._accept(comparison)
@@ -208,5 +212,6 @@ class Judge:
 
     def crown(self, source: int, best: float) -> None:
         """Take up the champion of an earlier process of this run; `best` is the run's best speedup."""
-        self._champion = self._bench.build(source)
         self._best = best
+        with suppress(Rejected):  # then the next correct solution that exceeds `best` takes its place
+            self._champion = self._bench.build(source)

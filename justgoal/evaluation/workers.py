@@ -24,6 +24,7 @@ IMPORT_LIMIT = 120.0
 BUILD_LIMIT = 600.0
 TREE_CAP = 256 << 20
 PRINTED_CAP = 4096
+DRAINS = 32  # reads of 64 KB: a pipe holds 1 MB at most, and its writer may go on writing
 
 
 class Worker(Party):
@@ -54,7 +55,6 @@ class Worker(Party):
             if self._pipe in ready and not self._drain():
                 poller.unregister(self._pipe)
             if self.channel.fileno() in ready:
-                self._drain()
                 return self._packet(), False
         return b"", True
 
@@ -63,22 +63,21 @@ class Worker(Party):
         return super().structure(report) if self._pipe is None else str(report.get("what"))[:300]
 
     def _drain(self) -> bool:
-        """Read what has been printed; False at the end of the pipe."""
+        """Read once of what has been printed; False when nothing is left for now or for ever."""
         assert self._pipe is not None
-        while True:
-            try:
-                data = os.read(self._pipe, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            room = PRINTED_CAP // 2 - len(self._head)
-            self._head += data[: max(room, 0)]
-            self._tail = (self._tail + data[max(room, 0) :])[-PRINTED_CAP // 2 :]
+        try:
+            data = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return False
+        room = max(PRINTED_CAP // 2 - len(self._head), 0)
+        self._head += data[:room]
+        self._tail = (self._tail + data[room:])[-PRINTED_CAP // 2 :]
+        return bool(data)
 
     def printed(self) -> str:
-        if self._pipe is not None:
-            self._drain()
+        for _ in range(DRAINS):
+            if self._pipe is None or not self._drain():
+                break
         return (self._head + self._tail).decode(errors="replace").replace("\0", "")
 
     def packed(self) -> int:
@@ -107,9 +106,10 @@ class Worker(Party):
         if code is None:
             return "it closed its channel to the judge"
         if -code in set(signal.Signals):
-            hint = "; inputs are read-only" if -code in (signal.SIGSEGV, signal.SIGBUS) else ""
+            hint = " (or aborted); inputs are read-only" if -code in (signal.SIGSEGV, signal.SIGBUS) else ""
             return f"the process died of {signal.Signals(-code).name}{hint}"
-        return "the process ended by itself" + (f" with exit code {code}" if self._pipe is not None else "")
+        told = code if code >= 0 else 128 - code  # no signal has that number, so it was an exit code
+        return "the process ended by itself" + (f" with exit code {told}" if self._pipe is not None else "")
 
     def close(self) -> None:
         self._workers.tell({"op": "close", "id": self._number})

@@ -18,7 +18,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 from justgoal.errors import Fatal, UsageError
-from justgoal.sandboxes import Spec, cgroups, mounts
+from justgoal.sandboxes import Spec, cgroups, mounts, seccomp
 
 UID = 61000
 JUDGE_UID = 61001
@@ -208,13 +208,17 @@ def _launch(
     uid = str(spec.uid)
     become = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
               "--bounding-set=-all", "--no-new-privs", "--", *spec.command]
-    passed = [_memory_file("\0".join(arguments).encode()), fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 10)]
+    passed = [fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 10)]
+    if refused := seccomp.program():
+        passed.append(_memory_file(refused))
+        arguments = ["--seccomp", str(passed[1]), *arguments]
+    passed.insert(0, _memory_file("\0".join(arguments).encode()))
     script = _LAUNCH.format(groups=" ".join(group.joins), arguments=passed[0], channel=passed[1])
     printed = subprocess.DEVNULL if spec.quiet else output
     try:
         return subprocess.Popen(["/bin/bash", "-c", script, "launch", *become], stdin=subprocess.DEVNULL,
                                 stdout=printed, stderr=printed, pass_fds=passed, cwd="/",
-                                env={"PATH": os.defpath})
+                                env={"PATH": os.defpath}, start_new_session=True)  # Ctrl-C is not for them
     finally:
         for descriptor in passed:
             os.close(descriptor)

@@ -11,8 +11,8 @@ from pathlib import Path
 from justgoal.sandboxes import Mount
 from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
 
-__all__ = ["ACCOUNT", "PATH", "Stage", "agent_folder", "environment", "links", "masked", "mounts", "own_folder", "stage",
-           "stage_tree"]
+__all__ = ["ACCOUNT", "PATH", "Stage", "agent_folder", "environment", "links", "masked", "mounts", "own_folder",
+           "stage", "stage_tree"]
 
 ACCOUNT = "agent"
 PATH = f"{VENV}/bin:/opt/justgoal:/usr/bin:/usr/sbin"
@@ -57,7 +57,7 @@ def environment(staged: Stage) -> dict[str, str]:
 
 
 def agent_folder(run: Path, uid: int) -> Path:
-    """The agent's folder of a run: at a neutral place, as a bind shows where it is from, and linked as run/workspace."""
+    """The agent's folder of a run: at a neutral place, as a bind shows its origin, and linked as run/workspace."""
     link = run / "workspace"
     if not link.is_symlink():
         link.symlink_to(neutral_folder() / "workspaces" / secrets.token_hex(8))
