@@ -153,7 +153,8 @@ def gains(count: int, factor: float = 1.05) -> None:
             seconds += time.monotonic() - begun
             found += verdict.improved
             ratios.append(verdict.ratios[0])
-        print(f"{name:<10} {count:>11} {found:>6} {statistics.median(ratios):>19.3f}x {seconds / count:>13.1f}", flush=True)
+        first = statistics.median(ratios)
+        print(f"{name:<10} {count:>11} {found:>6} {first:>19.3f}x {seconds / count:>13.1f}", flush=True)
 
 
 def _evaluators():  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ the judge reads its own clock and the bytes in its own memory.
 """
 
 import importlib.util
+import inspect
 import io
 import json
 import mmap
@@ -71,6 +72,13 @@ def load() -> Callable[..., Any]:
     return run
 
 
+def takes_out(run: Callable[..., Any]) -> bool:
+    try:
+        return "out" in inspect.signature(run).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def mismatch(returned: Any, expected: Sequence[torch.Tensor], names: Sequence[str]) -> str:
     """How what was returned differs in structure from the outputs, one clause; empty when it does not."""
     if len(returned) != len(expected):
@@ -106,20 +114,23 @@ def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Ca
     arguments = tensors(inputs, setup["arguments"])
     scalars = [item["scalar"] for item in setup["arguments"]]
     results = tensors(outputs, setup["outputs"])
+    # Whoever computes here can find this memory anyway; that it may be written to must be everybody's advantage.
+    extra = {"out": tuple(results)} if takes_out(run) else {}
     names = [item["name"] for item in setup["outputs"]]
 
     def call() -> bytes:
         given = [
             value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)
         ]
-        returned = run(*given)
+        returned = run(*given, **extra)
         if not isinstance(returned, (tuple, list)):
             returned = (returned,)
         wrong = mismatch(returned, results, names)
         if wrong:
             return json.dumps({"failed": "structure", "what": wrong}).encode()
         for result, value in zip(results, returned, strict=True):
-            result.copy_(value)
+            if value is not result:
+                result.copy_(value)
         return OK
 
     return call

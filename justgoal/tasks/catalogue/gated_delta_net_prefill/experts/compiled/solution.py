@@ -23,7 +23,9 @@ def run(
     b: Tensor,
     cu_seqlens: Tensor,
     scale: float,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    output, new_state = out or (torch.empty_like(v), torch.empty_like(state))
     sequences, hv, d = state.shape[:3]
     chunk = 32 if v.shape[0] >= 128 * sequences else 16  # measured: short sequences waste long chunks
     tokens, slots, valid, order, running = pack(cu_seqlens, v.shape[0], chunk)
@@ -40,7 +42,6 @@ def run(
         torch.mul(states, decays[heads], out=out)
         out.baddbmm_(updates[heads].mT, keys[heads])
 
-    new_state = torch.empty_like(state)
     advance(state, new_state, 0)
     if len(running) > 1:
         longer, first = order[: running[1]], sequences
@@ -50,7 +51,8 @@ def run(
             first += count
         new_state.index_copy_(0, longer, states)
     updates[sum(running) * hv :] = 0.0
-    return finish(mixed, attention, updates, slots, v), new_state
+    finish(mixed, attention, updates, slots, output)
+    return output, new_state
 
 
 def pack(cu_seqlens: Tensor, total: int, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int]]:
@@ -123,8 +125,8 @@ def prepare(
 
 
 @torch.compile(dynamic=False)
-def finish(mixed: Tensor, attention: Tensor, updates: Tensor, slots: Tensor, v: Tensor) -> Tensor:
+def finish(mixed: Tensor, attention: Tensor, updates: Tensor, slots: Tensor, out: Tensor) -> None:
     """What the state and the chunk's own tokens answer, back in the tokens' order."""
-    chunk, (hv, d) = updates.shape[1], v.shape[1:]
+    chunk, (hv, d) = updates.shape[1], out.shape[1:]
     output = torch.bmm(attention, updates) + mixed[:, chunk:]
-    return output.view(-1, hv, chunk, d).transpose(1, 2).reshape(-1, hv, d)[slots]
+    out.copy_(output.view(-1, hv, chunk, d).transpose(1, 2).reshape(-1, hv, d)[slots])

@@ -1,0 +1,277 @@
+"""The judge's clock and the workers under it, driven as the judge drives them, without a task."""
+
+import gc
+import math
+import os
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from solutions import solution
+
+from justgoal.evaluation import workers as module
+from justgoal.evaluation.clock import CallFailed, undisturbed
+from justgoal.evaluation.evaluator import WorkerHost, threads
+from justgoal.evaluation.memory import Field, sealed
+from justgoal.evaluation.workers import Worker, Workers
+from justgoal.sandboxes.bubblewrap import Bubblewrap
+
+ONE = [Field("x", "float32", (1,))]
+Start = Callable[..., list[Worker]]
+
+
+class Judge:
+    """This process in the place of the judge; a thread starts the sandboxes, and outlives them."""
+
+    def __init__(self, engine: Bubblewrap) -> None:
+        ours, self.runtime = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host = WorkerHost(engine)
+
+        def serve() -> None:
+            with ours:
+                host.serve(ours)
+            host.close()
+
+        self._thread = threading.Thread(target=serve)
+        self._thread.start()
+
+    def start(self, *trees: str | int, arguments: list[Field] = ONE, outputs: list[Field] = ONE,
+              role: str = "worker") -> list[Worker]:  # fmt: skip
+        """Workers of these solutions, or of trees that were built before."""
+        workers = Workers(self.runtime, arguments, outputs, threads())
+        made = [sealed(solution(tree).tar()) if isinstance(tree, str) else os.dup(tree) for tree in trees]
+        started = workers.start(made, role)
+        for descriptor in made:
+            os.close(descriptor)
+        return started
+
+    def close(self) -> None:
+        self.runtime.close()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def judge(engine: Bubblewrap) -> Iterator[Judge]:
+    judge = Judge(engine)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture
+def start(judge: Judge) -> Iterator[Start]:
+    started: list[Worker] = []
+
+    def run(*trees: str | int, **options: object) -> list[Worker]:
+        started.extend(judge.start(*trees, **options))  # type: ignore[arg-type]
+        return started
+
+    yield run
+    for worker in started:
+        worker.close()
+
+
+FIELDS = [
+    Field("x", "float32", (3, 5)),
+    Field("half", "bfloat16", (7,)),
+    Field("count", "int64", (1,), scalar=True),
+    Field("none", "float32", (0, 4)),
+    Field("flags", "bool", (2, 2)),
+    Field("scale", "float32", (1,), scalar=True),
+]
+VALUES = [torch.randn(3, 5), torch.randn(7).bfloat16(), -(2**53) - 1, torch.empty(0, 4),
+          torch.tensor([[True, False], [False, True]]), 0.375]  # fmt: skip
+ECHO = """
+import torch
+
+def run(x, half, count, none, flags, scale):
+    assert (type(count), type(scale)) == (int, float)
+    assert all(type(value) is torch.Tensor for value in (x, half, none, flags))
+    assert not torch.is_grad_enabled()
+    return x, half, torch.tensor([count]), none, flags, torch.tensor([scale])
+"""
+
+
+def test_values_arrive_and_return_to_the_bit(start: Start) -> None:
+    [worker] = start(ECHO, arguments=FIELDS, outputs=FIELDS)
+    worker.imported(60)
+    for values in (VALUES, [*VALUES[:2], 7, *VALUES[3:5], math.inf]):
+        worker.inputs.write(values)
+        worker.outputs.poison()
+        worker.call(60)
+        found = worker.outputs.read()
+        wanted = [value if isinstance(value, torch.Tensor) else torch.tensor([value]) for value in values]
+        assert [torch.equal(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * 6
+
+
+BUSY = """
+import threading, time, torch
+
+def spin():
+    while True:
+        pass
+
+threading.Thread(target=spin, daemon=True).start()
+
+def run(x):
+    if x.item() == 1:
+        time.sleep(1000)
+    return x
+"""
+
+
+def cpu_seconds(judge: Judge) -> float:
+    """Of all workers together."""
+    used = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"/opt/justgoal/worker.py" in (folder / "cmdline").read_bytes():
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue
+    return used
+
+
+def test_frozen_outside_its_windows(start: Start, judge: Judge) -> None:
+    """A thread that never rests gets no time but in a window, and time runs out in one only."""
+    [worker] = start(BUSY)
+
+    def rests() -> bool:
+        before = cpu_seconds(judge)
+        time.sleep(0.3)
+        return worker.freezer.frozen() and cpu_seconds(judge) - before < 0.1
+
+    worker.imported(60)
+    assert rests()
+    worker.inputs.write([0.0])
+    worker.call(60)
+    assert rests()
+    worker.inputs.write([1.0])
+    with pytest.raises(CallFailed) as failure:
+        worker.call(0.5)
+    assert (failure.value.kind, str(failure.value)) == ("timeout", "a call had not ended after 0.5 s")
+    assert rests()
+
+
+ENDING = """
+import os, socket
+
+def run(x):
+    if x.item() == 1:
+        socket.socket(fileno=os.dup(3)).send(b"ok")
+        os._exit(0)
+    return x
+"""
+
+
+def test_a_worker_that_has_ended_fails_every_call(start: Start) -> None:
+    [worker] = start(ENDING)
+    worker.imported(60)
+    worker.inputs.write([1.0])
+    worker.call(60)
+    for _ in range(3):
+        with pytest.raises(CallFailed) as failure:
+            worker.call(60)
+        assert (failure.value.kind, failure.value.detail) == ("crash", "")
+    assert worker.ending() == "the process ended by itself"
+
+
+def test_a_build_that_prints_for_ever_is_late_all_the_same(start: Start) -> None:
+    [worker] = start("import time\nprint('begin')\nwhile True:\n    print('.', flush=True)\n    time.sleep(0.01)\n",
+                     role="build")  # fmt: skip
+    begun = time.monotonic()
+    with pytest.raises(CallFailed, match=r"^importing had not ended after 4 s$"):
+        worker.imported(4)
+    assert time.monotonic() - begun < 60
+    assert worker.printed().startswith("begin\n.\n.\n")
+
+
+BUILDS = """
+import os, pathlib
+
+here = pathlib.Path("/solution")
+files = sorted(set(os.listdir(here)) - {"__pycache__"})
+
+def run(x):
+    if x.item() == 0:
+        (here / "made").write_bytes(b"made")
+        os.link(here / "made", here / "again")
+        os.symlink("/etc/passwd", here / "link")
+        os.mkfifo(here / "fifo")
+    elif x.item() == 1:
+        (here / "big").write_bytes(bytes(5 << 20))
+    else:
+        assert files == ["again", "made", "solution.py"], files
+        assert (here / "again").read_text() == "made"
+    return x
+"""
+
+
+def test_what_a_build_may_leave(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files as they are, up to a size; links and the like stay behind."""
+    monkeypatch.setattr(module, "TREE_CAP", 4 << 20)
+    [building] = start(BUILDS, role="build")
+    building.imported(60)
+    building.inputs.write([0.0])
+    building.call(60)
+    tree = building.packed()
+    building.freezer.freeze()
+    building.inputs.write([1.0])
+    building.call(60)
+    with pytest.raises(CallFailed, match=r"^its files take more than 4 MB after the build$"):
+        building.packed()
+    later = start(tree)[-1]
+    os.close(tree)
+    later.imported(60)
+    later.inputs.write([2.0])
+    later.call(60)
+
+
+SPIN = """
+import time
+
+def run(x):
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        pass
+    return x
+"""
+
+
+def test_time_is_that_of_the_solution(start: Start) -> None:
+    """Twice the time is twice the figure, once that of nothing is taken off."""
+    seconds = (0.0, 0.02, 0.04)
+    parties = start(*(SPIN.format(seconds=one) for one in seconds))
+    times: dict[Worker, list[float]] = {worker: [] for worker in parties}
+    for worker in parties:
+        worker.imported(60)
+        worker.call(60)
+    with undisturbed():
+        for _ in range(9):
+            for worker in random.sample(parties, 3):
+                worker.inputs.write([1.0])
+                times[worker].append(worker.call(60))
+    nothing, one, two = (statistics.median(times[worker]) for worker in parties)
+    assert min(times[parties[1]]) > 0.02
+    assert (two - nothing) / (one - nothing) == pytest.approx(2.0, rel=0.15)
+    assert nothing < one / 4
+
+
+def test_undisturbed(judge: Judge) -> None:
+    """No garbage collection and one core inside; cores are kept awake then, and only then."""
+    cores = os.sched_getaffinity(0)
+    awake = Workers(judge.runtime, ONE, ONE, threads()).keep_awake()
+    assert awake.frozen()
+    with undisturbed(awake):
+        assert (gc.isenabled(), len(os.sched_getaffinity(0)), awake.frozen()) == (False, 1, False)
+    assert (gc.isenabled(), os.sched_getaffinity(0), awake.frozen()) == (True, cores, True)
+    with pytest.raises(ZeroDivisionError), undisturbed(awake):
+        _ = 1 / 0
+    assert (gc.isenabled(), os.sched_getaffinity(0), awake.frozen()) == (True, cores, True)
+    awake.close()
