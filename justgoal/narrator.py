@@ -35,9 +35,13 @@ class Narrator:
             case Paused(reason):
                 self._view.line(f"paused: {reason}", "yellow")
             case Stopped(status, detail):
-                self._view.line(f"stopped: {detail or status}", "bold")
-                final = self._state.final or Final(None, None)
-                self._final(final.verdict, final.champion)
+                self.ending(status, detail)
+
+    def ending(self, status: str, detail: str) -> None:
+        """How the run ended, and with what."""
+        self._view.line(f"stopped: {detail or status}", "bold")
+        final = self._state.final or Final(None, None)
+        self._final(final.verdict, final.champion)
 
     def _evaluation(self, number: int, verdict: Verdict) -> None:
         left = self._patience.left(self._state.evaluations)

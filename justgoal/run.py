@@ -95,6 +95,7 @@ def run(options: RunOptions, view: View) -> int:
         view.header([f"justgoal run {task.name} with {model.name}", f"  run folder   {folder}"])
         if not (folder / "result.json").exists():
             _write_result(folder, earlier)
+        Narrator(view, earlier, patience).ending(earlier.status, earlier.detail)
         return _finish(earlier, view, folder)
     engine = Bubblewrap()
     with ExitStack() as stack:
@@ -285,6 +286,8 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
     state = State()
     with_lock = Transcript.open(path, state.apply)
     with_lock.close()
+    if not state.run:
+        return None  # its process was killed before it had written anything
     wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256,
               "processor": machine.processor()[0], "cores": threads()}  # fmt: skip
     for field, value in wanted.items():

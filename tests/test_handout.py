@@ -192,7 +192,7 @@ def test_no_edge_case_is_handed_out(folder: Path, tmp_path: Path) -> None:
     task = contract.task(str(folder))
     text = everything(handed_out(task, tmp_path))
     cases = loaded(source)["edge_cases"](task.workload)
-    assert [case for case in cases if case in text] == []
+    assert [case for case in cases if f'"{case}"' in text or f"'{case}'" in text] == []
     secret = defined(source) - defined(handout.public_source(folder / "reference.py"))
     assert "edge_cases" in secret
     assert [name for name in secret if name in text] == []
@@ -217,7 +217,11 @@ def test_task_folder(folder: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@each_operator
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(one, marks=() if one.name == "scale_add" else pytest.mark.slow) for one in FOLDERS],
+    ids=lambda folder: folder.name,
+)
 def test_inputs_are_made_as_the_judge_makes_them(folder: Path, tmp_path: Path) -> None:
     workload = smallest(folder)
     target = handed_out(contract.task(f"{folder}/{workload.name}"), tmp_path)
@@ -254,17 +258,15 @@ def two_experts(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("expert", "other"), [("eager", "sorting every row"), ("sorted", "torch.argmax")])
+@pytest.mark.parametrize(("expert", "other"), [("eager", "sort"), ("sorted", "x.argmax(1)")])
 def test_bounds_and_other_experts_stay_behind(
     two_experts: Path, tmp_path: Path, expert: str, other: str
 ) -> None:
     target = handed_out(contract.task(str(two_experts)), tmp_path, expert)
     said = tomllib.loads((target / "operator.toml").read_text())
-    assert [one["name"] for one in said["experts"]] == [expert]
-    assert "tolerances" not in said
-    text = everything(target)
-    title = 'title = "torch.argmax"' if other == "torch.argmax" else other
-    for secret in (title, "1.375", "sums of signs", "off_by_one", "argmax_plus_one"):
+    assert set(said) == {"title", "summary", "source", "devices", "axes", "arguments", "outputs"}
+    text = everything(target).replace((target / "reference.py").read_text(), "")
+    for secret in (other, "1.375", "sums of signs", "off_by_one", "argmax_plus_one"):
         assert secret not in text
     assert not list(target.rglob("__pycache__"))
 

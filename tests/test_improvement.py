@@ -69,24 +69,27 @@ FLAT = pair([1.0, 1.0], [2.0, 2.0])
 
 
 def test_resolution_by_hand() -> None:
-    """No scatter within a pair: what is left is the bias, log 1.02 at a time."""
+    """No scatter within a pair: what is left is the bias, log 1.02 at a time; Student's 4.30 for 2 of them."""
     bias = math.log(1.02) ** 2
     null = [1.02, 1 / 1.02]
-    assert resolution([FLAT], null, fresh_expert=False) == pytest.approx(1.96 * math.sqrt(bias))
-    assert resolution([FLAT] * 4, null, fresh_expert=True) == pytest.approx(1.96 * math.sqrt(bias / 4))
-    assert resolution([FLAT] * 4, null, fresh_expert=False) == pytest.approx(1.96 * math.sqrt(bias / 2 + bias / 8))
+    assert resolution([FLAT], null, fresh_expert=False) == pytest.approx(4.30 * math.sqrt(bias))
+    assert resolution([FLAT] * 4, null, fresh_expert=True) == pytest.approx(4.30 * math.sqrt(bias / 4))
+    assert resolution([FLAT] * 4, null, fresh_expert=False) == pytest.approx(4.30 * math.sqrt(bias / 2 + bias / 8))
+    assert resolution([FLAT] * 4, null * 2, fresh_expert=True) == pytest.approx(2.78 * math.sqrt(bias / 4))
     assert resolution([FLAT] * 2, [], fresh_expert=False) == 0.0
 
 
 def test_resolution_counts_the_scatter_between_pairs() -> None:
     pairs = [pair([1.0, 1.0], [e, e]) for e in (2.0, 2.2, 1.8, 2.0)]
     between = statistics.variance([math.log(e) for e in (2.0, 2.2, 1.8, 2.0)])
-    assert resolution(pairs, [1.0], fresh_expert=True) == pytest.approx(1.96 * math.sqrt(between / 4))
+    assert resolution(pairs, [1.0], fresh_expert=True) == pytest.approx(3.18 * 1.253 * math.sqrt(between / 4))
 
 
 def test_resolution_counts_the_scatter_within_a_pair() -> None:
     noisy = pair([1.0, 1.0, 1.0], [2.0, 2.2, 1.8])
-    assert resolution([noisy], [1.0], fresh_expert=True) == pytest.approx(1.96 * spread(noisy.expert, noisy.candidate))
+    error = 1.253 * statistics.stdev([math.log(2.0), math.log(2.2), math.log(1.8)]) / math.sqrt(3)
+    assert resolution([noisy], [], fresh_expert=True) == pytest.approx(1.96 * error)
+    assert resolution([noisy] * 2, [1.0, 1.0, 1.0], fresh_expert=True) == pytest.approx(3.18 * error / math.sqrt(2))
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])
@@ -103,4 +106,4 @@ def test_resolution_covers_the_truth(count: int) -> None:
             pairs.append(pair(list(own[0] * noise[0]), list(own[1] * noise[1])))
         width = resolution(pairs, list(null), fresh_expert=True)
         held += abs(math.log(speedup(pairs))) <= width
-    assert held / trials > 0.80
+    assert held / trials > 0.90

@@ -24,10 +24,11 @@ from messages_server import MessagesServer, Status, Stream, message, say, stream
 from solutions import HONEST, SCALE_ADD, after, descendants, processes, sleeping
 
 from justgoal import goal as goals
-from justgoal import resources
+from justgoal import machine, resources
 from justgoal import run as module
 from justgoal.errors import UsageError
 from justgoal.evaluation.device import runtime_folder
+from justgoal.evaluation.evaluator import threads
 from justgoal.evaluation.verdict import Verdict
 from justgoal.events import (
     Champion,
@@ -82,6 +83,7 @@ class Process:
     """Shared libraries that it had loaded."""
     started: dict[int, str] = field(default_factory=dict)
     """All processes below it, by number."""
+    pid: int = 0
 
 
 class Runner:
@@ -127,7 +129,7 @@ def runner(engine: Bubblewrap, tmp_path: Path) -> Iterator[Runner]:
 
 def watch(process: subprocess.Popen[str], until: Callable[[], bool] = lambda: False) -> Process:
     """Look at a process until it ends, or until the condition holds; then interrupt it as Ctrl-C would."""
-    seen = Process(0, "", "", 0, set())
+    seen = Process(0, "", "", 0, set(), pid=process.pid)
     interrupted = False
     while True:
         with suppress(OSError, ValueError, IndexError):
@@ -217,7 +219,7 @@ def test_order_of_its_events(whole: Whole) -> None:
         *turn, ToolCall, *judged, ToolResult,
         *turn, ToolCall, *judged, Champion, ToolResult,
         *turn,
-        *turn, ToolCall, *judged, *judged, ToolResult, Stopped, Final,
+        *turn, ToolCall, *judged, *judged, ToolResult, Final, Stopped,
     ]  # fmt: skip
 
 
@@ -337,7 +339,7 @@ def test_nothing_is_left(whole: Whole) -> None:
     assert any("justgoal.evaluation.service" in command for command in process.started.values())
     assert any("worker.py" in command for command in process.started.values())
     assert left_behind(process) == []
-    assert not list((runtime_folder() / "cpu" / "agents").glob("[0-9]*"))
+    assert not list((runtime_folder() / "cpu" / "agents").glob(f"{process.pid}-*"))
 
 
 def test_show(whole: Whole) -> None:
@@ -390,6 +392,7 @@ def test_played_again(whole: Whole, runner: Runner) -> None:
 # -------------------------------------------------------------------- other endings
 
 
+@pytest.mark.slow
 def test_without_a_correct_solution(runner: Runner) -> None:
     """In Chinese: invalid and wrong ones count, and there is no champion to judge afresh."""
     with MessagesServer(
@@ -403,7 +406,7 @@ def test_without_a_correct_solution(runner: Runner) -> None:
         "it has no solution.py", "solution.py is a FIFO: only regular files and folders",
     ]  # fmt: skip
     assert runner.events()[-2:] == [
-        Stopped("patience", "4 evaluations in a row without an improvement"), Final(None, None),
+        Final(None, None), Stopped("patience", "4 evaluations in a row without an improvement"),
     ]  # fmt: skip
     [goal] = runner.written(Goal)
     assert goal.language == "zh"
@@ -415,6 +418,7 @@ def test_without_a_correct_solution(runner: Runner) -> None:
     assert left_behind(done) == []
 
 
+@pytest.mark.slow
 def test_refusal(runner: Runner) -> None:
     refused = message(text("No."), stop="refusal", stop_details={"category": "cyber", "explanation": "kernels"})
     with MessagesServer(command(1, "true"), Stream(stream_of(refused))) as server:
@@ -447,6 +451,7 @@ def test_key_is_not_accepted(runner: Runner) -> None:
 # -------------------------------------------------------------------- interrupted and gone on with
 
 
+@pytest.mark.slow
 def test_interrupted_while_judging(runner: Runner) -> None:
     """Ctrl-C: paused, exit 3, nothing left. The same command judges it again under the same number, and goes on."""
     with MessagesServer(command(1, write(WRONG)), command(2, "cat solution/solution.py")) as server:
@@ -583,8 +588,9 @@ while time.time() < end:
 
 def description(**changes: Any) -> dict[str, Any]:
     goal = goals.render(resources.prompts(), "en", operator="scale_add", workload="wide", device="cpu", patience=20)
-    return {"format": module.FORMAT, "task": TASK.name, "task_sha256": TASK.sha256, "model": MODEL,
-            "goal": goal.sha256, "language": "en", "patience": 20, **changes}  # fmt: skip
+    return {"format": module.FORMAT, "processor": machine.processor()[0], "cores": threads(), "task": TASK.name,
+            "task_sha256": TASK.sha256, "model": MODEL, "goal": goal.sha256, "language": "en", "patience": 20,
+            **changes}  # fmt: skip
 
 
 def recorded(folder: Path, *events: Event, **changes: Any) -> None:
@@ -621,7 +627,8 @@ Start = Callable[..., tuple[int, str]]
 
 @pytest.mark.parametrize(
     ("field_name", "value"),
-    [("format", 0), ("task", "scale_add/odd"), ("task_sha256", "0" * 64), ("model", "another"), ("goal", "1" * 64)],
+    [("format", 0), ("task", "scale_add/odd"), ("task_sha256", "0" * 64), ("model", "another"), ("goal", "1" * 64),
+     ("processor", "Another CPU"), ("cores", 1000)],
 )
 def test_run_of_something_else(runner: Runner, start: Start, field_name: str, value: Any) -> None:
     recorded(runner.folder, **{field_name: value})
@@ -637,7 +644,7 @@ def test_run_of_something_else(runner: Runner, start: Start, field_name: str, va
 def test_finished_runs(runner: Runner, start: Start, status: str) -> None:
     """How it ended, and with that exit code, without a sandbox."""
     judged = [Evaluation(1, CORRECT.to_json()), Champion(1, 2.75)]
-    recorded(runner.folder, *judged, Stopped(status, "because"), Final(CORRECT.to_json(), 1))
+    recorded(runner.folder, *judged, Final(CORRECT.to_json(), 1), Stopped(status, "because"))
     code, printed = start()
     assert code == EXIT_CODES[status]
     assert "stopped: because\n" in printed
@@ -709,6 +716,7 @@ def test_evaluate_is_no_folder(tmp_path: Path) -> None:
     assert done.err == f"error: {tmp_path / 'none'} is no solution: there is no folder none\n"
 
 
+@pytest.mark.slow
 def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
     done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd")

@@ -54,7 +54,7 @@ def pack() -> int:
     """The tree as a tar file in memory: what the build made is found again by every later worker."""
     descriptor = os.memfd_create("tree")
     with os.fdopen(os.dup(descriptor), "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
-        archive.add(SOLUTION, arcname=".", filter=lambda item: item if item.isreg() or item.isdir() else None)
+        archive.add(SOLUTION, arcname=".", filter=lambda item: None if item.isdev() else item)
     return descriptor
 
 

@@ -74,6 +74,8 @@ def _defines(node: ast.stmt) -> set[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
             names.add(inner.id)
+        elif isinstance(inner, (ast.Subscript, ast.Attribute)) and isinstance(inner.ctx, ast.Store):
+            names |= _uses(inner.value)  # TABLE["x"] = ..., which belongs to TABLE
         elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
             names.add(inner.name)
         elif isinstance(inner, ast.alias):
@@ -81,7 +83,7 @@ def _defines(node: ast.stmt) -> set[str]:
     return names
 
 
-def _uses(node: ast.stmt) -> set[str]:
+def _uses(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
