@@ -136,7 +136,7 @@ def test_tasks_show_says_all_about_an_operator(tmp_path: Path) -> None:
         "  scale       float32\n",
         "  new_state  float32 [N, Hv, D, D]\n",
         "  Hv  head\n",
-        "  ragged_4x8   T 895, N 12, Hk 4, Hv 8, D 128\n",
+        "  ragged_4x8   T 895, N 24, Hk 4, Hv 8, D 128\n",
     ):
         assert line in done.stdout.decode()
     assert done.returncode == 0
