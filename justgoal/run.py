@@ -29,7 +29,8 @@ from justgoal.evaluation.collect import InvalidSolution, collect
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator, compute_environment, memory, threads
 from justgoal.evaluation.gate import Court, Gate
-from justgoal.evaluation.verdict import ExpertReport
+from justgoal.evaluation.improvement import Ratchet, gain
+from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.events import (
     Final,
     Goal,
@@ -187,11 +188,19 @@ class Session:
             champion = collect(self.folder / "solutions" / str(self.state.champion))
             court.keep_champion(self.state.champion)
             with self.device.exclusive():
-                self.evaluator.crown(champion, self.state.best_speedup or 0.0)
+                self.evaluator.crown(champion, self._ratchet().mark)
         if self.state.evaluating is not None:
             verdict = court.again()
             told = f"{self.words.interrupted}\nevaluation {verdict.number}: {verdict.sentence()}"
             self.words = dataclasses.replace(self.words, interrupted=told)
+
+    def _ratchet(self) -> Ratchet:
+        """As the judge of the earlier processes had it."""
+        ratchet = Ratchet()
+        for verdict in map(Verdict.from_json, self.state.evaluations):
+            if verdict.improved and verdict.speedup is not None and verdict.resolution is not None:
+                ratchet = ratchet.after(verdict.speedup, verdict.resolution, gain(verdict.ratios))
+        return ratchet
 
     def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
         """Sandbox A with its workspace, its task, and its way to `evaluate`."""

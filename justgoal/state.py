@@ -85,7 +85,6 @@ class State:
     evaluations: list[Json] = field(default_factory=list)
     evaluating: events.EvaluationStarted | None = None
     champion: int | None = None
-    best_speedup: float | None = None
     active_seconds: float = 0.0
     status: str = "running"
     detail: str = ""
@@ -181,7 +180,6 @@ class State:
         self.evaluations.append(verdict)
         if verdict["improved"]:
             self.champion = verdict["number"]
-            self.best_speedup = max(verdict["speedup"], self.best_speedup or 0.0)
 
 
 def says_something(content: list[dict[str, Any]]) -> bool:

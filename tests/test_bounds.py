@@ -1,14 +1,19 @@
 """Errors and bounds, each computed a second time with numpy or by hand."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from justgoal.evaluation.bounds import FLOOR, INFINITE, Errors, Policy, errors, worst
+from justgoal.evaluation.draws import RANDOM, TIMED_CHECKED, Comparison, Draw, Draws, Problem, prepare
+from justgoal.tasks import contract
 
+OPERATORS = Path(__file__).parent / "operators"
 EXACT = Errors(0.0, 0.0, 0.0)
 NAN, INF = math.nan, math.inf
 
@@ -193,3 +198,135 @@ def test_worst(found: Errors, allowed: Errors, factor: float, figure: int) -> No
 def test_a_value_at_its_bound_is_accepted() -> None:
     allowed = Policy.of(["float32"]).bound([EXACT], REFERENCE, torch.float32)
     assert worst(allowed, allowed)[0] == 1.0
+
+
+# -------------------------------------------------------------------- draws of a task, and what is said about them
+
+
+@pytest.fixture(scope="module")
+def largest() -> Problem:
+    return Problem(contract.task(str(OPERATORS / "largest")))
+
+
+@pytest.fixture(scope="module")
+def scale_add() -> Problem:
+    return Problem(contract.task(str(OPERATORS / "scale_add")))
+
+
+def honest(x: torch.Tensor, y: torch.Tensor, alpha: float) -> list[torch.Tensor]:
+    out = alpha * x + y
+    return [out, out.sum(1)]
+
+
+def drawn(problem: Problem, expert: Sequence[torch.Tensor] | None = None, case: str = "") -> Draw:
+    draw = problem.draw(case)
+    outputs = honest(*draw.inputs) if expert is None else expert
+    problem.set_bounds(draw, outputs, [])
+    return draw
+
+
+def test_operators_own_comparison(largest: Problem) -> None:
+    """Of equal elements any index is right; one out of range is no index at all."""
+    draw = largest.draw("many that are equal")
+    [x] = draw.inputs
+    first = x.argmax(1)
+    last = x.shape[1] - 1 - x.flip(1).argmax(1)
+    assert not torch.equal(first, last)
+    largest.set_bounds(draw, [first], [])
+    for index in (first, last):
+        assert worst(largest.errors(draw, [index])[0], draw.bounds[0])[0] <= 1
+    smallest = largest.errors(draw, [x.argmin(1)])[0]
+    assert smallest.total == pytest.approx(2.0)  # -1 for 1 everywhere
+    for index in (first - 600, first + 600, torch.full_like(first, -1)):
+        assert largest.errors(draw, [index]) == [INFINITE]
+
+
+def test_what_cannot_be_compared_is_infinitely_wrong(largest: Problem) -> None:
+    draw = largest.draw()
+    for outputs in ([torch.zeros(3, dtype=torch.int64)], [], [torch.zeros(64, 2, dtype=torch.int64)]):
+        assert largest.errors(draw, outputs) == [INFINITE]
+
+
+def test_slices_are_those_of_the_operator(scale_add: Problem) -> None:
+    draw = drawn(scale_add)
+    out, total = honest(*draw.inputs)
+    out[7] *= 1.001
+    found, other = scale_add.errors(draw, [out, total])
+    assert (found.worst_slice, found.axis) == (pytest.approx(1e-3, rel=0.01), 0)
+    assert (other.worst_slice, other.axis) == (0.0, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda out, total: (out, total), ""),
+        (lambda out, total: (out, 1.01 * total),
+         r"output 1 \(total\): relative error is \d\S+x the allowed error, on 1 of 1 inputs; all other outputs pass"),
+        (lambda out, total: (1.01 * out, total),
+         r"output 0 \(out\): (relative error|worst row|largest error) is \d\S+x the allowed error, on 1 of 1 inputs; "
+         "all other outputs pass"),
+        (lambda out, total: (out * math.nan, 1.01 * total),
+         r"output 0 \(out\): it cannot be compared: values that are not finite, or that no right answer has, "
+         r"on 1 of 1 inputs; also wrong: output 1 \(total\)"),
+        (lambda out, total: (torch.cat((out[:-1], out[-1:] * 1.0001)), total),
+         r"output 0 \(out\): worst row is \d\S+x the allowed error, on 1 of 1 inputs; all other outputs pass"),
+    ],
+)  # fmt: skip
+def test_reason(
+    scale_add: Problem, change: Callable[..., tuple[torch.Tensor, torch.Tensor]], reason: str
+) -> None:
+    draw = drawn(scale_add)
+    comparison = Comparison(scale_add)
+    comparison.add(draw, change(*honest(*draw.inputs)))
+    assert re.fullmatch(reason, comparison.reason())
+
+
+def test_factor_is_error_over_bound(scale_add: Problem) -> None:
+    draw = drawn(scale_add)
+    outputs = honest(*draw.inputs)
+    wide = [x.double().numpy() for x in draw.inputs[:2]]
+    truth = (draw.inputs[2] * wide[0] + wide[1]).sum(1)
+    expert, wrong = outputs[1].double().numpy(), outputs[1].double().numpy() * 1.01
+    allowed = 2 * norm(expert - truth) / norm(truth)
+    comparison = Comparison(scale_add)
+    comparison.add(draw, [outputs[0], outputs[1] * 1.01])
+    assert comparison.named()["total"] == pytest.approx((norm(wrong - truth) / norm(truth), allowed), rel=1e-3)
+
+
+def test_counts_over_several_draws(scale_add: Problem) -> None:
+    comparison = Comparison(scale_add)
+    for factor in (1.0, 1.5, 1.0, 3.0, 2.0):
+        draw = drawn(scale_add)
+        out, total = honest(*draw.inputs)
+        comparison.add(draw, [out, factor * total])
+    assert (comparison.drawn, comparison.failed) == (5, 3)
+    assert comparison.named()["total"][0] == pytest.approx(2.0, rel=1e-4)
+    assert "on 3 of 5 inputs" in comparison.reason()
+
+
+@pytest.mark.parametrize("timed", [20, 9, 5, 3])
+def test_draws_of_an_evaluation(scale_add: Problem, timed: int) -> None:
+    """All edge cases, some random ones, and of the timed ones a secret few; every step makes one of them."""
+    def made() -> Draws:
+        steps = list(prepare(scale_add, lambda inputs: honest(*inputs), {}, timed))
+        assert steps[:-1] == [None] * (3 + RANDOM + timed)
+        assert steps[-1] is not None
+        return steps[-1]
+
+    draws, others = made(), made()
+    assert [draw.case for draw in draws.checked] == [*scale_add.cases, *[""] * RANDOM]
+    assert all(draw.reference and draw.bounds for draw in draws.checked)
+    assert [len(one.timed) for one in (draws, others)] == [timed, timed]
+    secret = [sum(1 for draw in one.timed if draw.reference) for one in (draws, others)]
+    assert secret == [min(TIMED_CHECKED, timed)] * 2
+    first = [float(draw.inputs[0][5, 5]) for one in (draws, others) for draw in (*one.checked, *one.timed)]
+    assert len(set(first)) == len(first) - 1  # the two of nothing but zeros
+
+
+def test_calibrated_errors_are_allowed_too(scale_add: Problem) -> None:
+    """The expert was once worse on this kind of input: so may a solution be."""
+    earlier = [Errors(1e-6, 2e-6, 3e-6), Errors(4e-6, 0.0, 4e-6)]
+    draw = scale_add.draw()
+    scale_add.set_bounds(draw, honest(*draw.inputs), earlier)
+    assert draw.bounds[0].figures() == pytest.approx((2e-6, 4e-6, 6e-6))
+    assert draw.bounds[1].total == pytest.approx(8e-6)

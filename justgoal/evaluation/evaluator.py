@@ -149,9 +149,9 @@ class Evaluator:
         """Judge a champion afresh, with more draws and more pairs."""
         return Verdict.from_json(self._order({"op": "final"}, [solution])["verdict"])
 
-    def crown(self, solution: Solution, best: float) -> None:
-        """Take up the champion of an earlier process of this run; `best` is the run's best speedup."""
-        self._order({"op": "crown", "best": best}, [solution])
+    def crown(self, solution: Solution, mark: float) -> None:
+        """Take up the champion of an earlier process of this run; `mark` is that of the ratchet (improvement.py)."""
+        self._order({"op": "crown", "mark": mark}, [solution])
 
     def prepare(self) -> None:
         """Nobody needs the machine: make secret draws, at idle priority, until `pause`."""

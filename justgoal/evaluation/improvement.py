@@ -69,3 +69,33 @@ def resolution(pairs: Sequence[Rounds], null: Sequence[float], *, fresh_expert: 
 def speedup(pairs: Sequence[Rounds]) -> float:
     """Over the expert: the median over pairs of the paired ratio."""
     return statistics.median(ratio(p.expert, p.candidate) for p in pairs)
+
+
+@dataclass(frozen=True)
+class Ratchet:
+    """What a new champion must reach over the expert, beside being faster than the old one in every pair.
+
+    A solution that slows down with time would lose against its own copies for ever. So the gains that were claimed
+    are held against the expert: `mark` is the least speedup that a champion of this run had, by the lower end of
+    its interval, times all gains claimed since. Who falls short of it by more than its own resolution is refused:
+    after gains of 5 % in all, for readings that are good to 2.5 %. One lucky reading does not raise it, since what it
+    exceeds the truth by is in its interval.
+    """
+
+    mark: float = 0.0
+
+    def demanded(self, gain: float) -> float:
+        """The speedup that a gain of `gain` over the champion implies."""
+        return self.mark * gain
+
+    def allows(self, speedup: float, resolution: float, gain: float) -> bool:
+        return speedup * (1 + resolution) >= self.demanded(gain)
+
+    def after(self, speedup: float, resolution: float, gain: float) -> "Ratchet":
+        return Ratchet(max(self.demanded(gain), speedup * (1 - resolution)))
+
+
+def gain(ratios: Sequence[float]) -> float:
+    """The gain that all pairs affirm; 1 where there was no champion, or none that could be compared with."""
+    finite = [ratio for ratio in ratios if math.isfinite(ratio)]
+    return min(finite, default=1.0)

@@ -20,7 +20,7 @@ from justgoal.evaluation import improvement
 from justgoal.evaluation.bench import CANDIDATE, CHAMPION, EXPERT, Bench, Lost, Party, Rejected, Stopwatch
 from justgoal.evaluation.draws import Comparison, Draw, Draws, prepare
 from justgoal.evaluation.experts import Expert
-from justgoal.evaluation.improvement import MINIMUM_GAIN, PAIRS, Rounds
+from justgoal.evaluation.improvement import MINIMUM_GAIN, PAIRS, Ratchet, Rounds
 from justgoal.evaluation.verdict import Verdict
 
 PAIRS_WITHOUT_CHAMPION = 2
@@ -51,7 +51,7 @@ class Judge:
         self._bench = bench
         self._expert = expert
         self._champion: int | None = None
-        self._best = 0.0
+        self._ratchet = Ratchet()
         self._preparing: Iterator[Draws | None] | None = None
         self._ready: Draws | None = None
 
@@ -81,24 +81,22 @@ class Judge:
         return replace(verdict, seconds=watch.seconds)
 
     def _correct(self, candidate: int, standing: Standing) -> Verdict:
-        """Correct. An improvement, if every pair says so and the best speedup of a champion is exceeded too.
-
-        The second condition is a ratchet: a solution that slows with age cannot crown its own copies.
-        """
+        """Correct. An improvement, if every pair says so and the speedup over the expert does not belie it."""
         verdict = self._measured(standing, fresh_expert=False)
-        assert verdict.speedup is not None
+        assert verdict.speedup is not None and verdict.resolution is not None
         ratios = standing.ratios()
+        gain = improvement.gain(ratios)
         faster = all(ratio > 1 + MINIMUM_GAIN for ratio in ratios)
-        improved = faster and verdict.speedup > self._best
+        improved = faster and self._ratchet.allows(verdict.speedup, verdict.resolution, gain)
         reason = "" if improved else figures.speedup(ratios[-1])
         if faster and not improved:
-            best = figures.speedup(self._best)
-            reason = f"{figures.speedup(min(ratios))}, yet a champion of this run once reached {best}"
+            demanded = figures.speedup(self._ratchet.demanded(gain))
+            reason = f"{figures.speedup(gain)} in every pair, but then it should be {demanded} over the expert"
         if improved:
             if self._champion is not None:
                 os.close(self._champion)
             self._champion = candidate
-            self._best = verdict.speedup
+            self._ratchet = self._ratchet.after(verdict.speedup, verdict.resolution, gain)
         return replace(verdict, improved=improved, reason=reason, ratios=ratios)
 
     def final(self, source: int) -> Verdict:
@@ -210,8 +208,8 @@ class Judge:
             raise EvaluatorFailed("no secret draws could be made")
         return draws
 
-    def crown(self, source: int, best: float) -> None:
-        """Take up the champion of an earlier process of this run; `best` is the run's best speedup."""
-        self._best = best
-        with suppress(Rejected):  # then the next correct solution that exceeds `best` takes its place
+    def crown(self, source: int, mark: float) -> None:
+        """Take up the champion of an earlier process of this run, and the ratchet's mark."""
+        self._ratchet = Ratchet(mark)
+        with suppress(Rejected):  # then the next correct solution that the ratchet allows takes its place
             self._champion = self._bench.build(source)

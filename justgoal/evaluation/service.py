@@ -74,7 +74,7 @@ class Service:
         if order["op"] == "final":
             return {"verdict": self._judge.final(trees[0]).to_json()}
         if order["op"] == "crown":
-            self._judge.crown(trees[0], order["best"])
+            self._judge.crown(trees[0], order["mark"])
         return {}
 
     def _phase(self, text: str) -> None:
