@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from justgoal.evaluation.improvement import Rounds, ratio, resolution, rounds, speedup, spread
+from justgoal.evaluation.improvement import Ratchet, Rounds, gain, ratio, resolution, rounds, speedup, spread
 
 
 def pair(candidate: list[float], expert: list[float], champion: list[float] | None = None) -> Rounds:
@@ -107,3 +107,25 @@ def test_resolution_covers_the_truth(count: int) -> None:
         width = resolution(pairs, list(null), fresh_expert=True)
         held += abs(math.log(speedup(pairs))) <= width
     assert held / trials > 0.90
+
+
+def test_ratchet_by_hand() -> None:
+    """2x +- 10 %, then a gain of 1.2: 2 * 0.9 * 1.2 = 2.16 is demanded, which 1.97 * 1.1 = 2.167 just reaches."""
+    first = Ratchet().after(2.0, 0.1, 1.0)
+    assert first.mark == pytest.approx(1.8)
+    assert first.allows(1.97, 0.1, 1.2) and not first.allows(1.96, 0.1, 1.2)
+    assert first.after(1.97, 0.1, 1.2).mark == pytest.approx(2.16)
+    assert first.after(3.0, 0.1, 1.2).mark == pytest.approx(2.7)
+
+
+def test_copies_of_a_solution_that_slows_down_are_stopped() -> None:
+    """Each beats the one before by 1 % and is as fast as the first over the expert: (1 + r) < (1 - r) 1.01^n ends it."""
+    ratchet, crowned = Ratchet().after(2.0, 0.02, 1.0), 0
+    while ratchet.allows(2.0, 0.02, 1.01):
+        ratchet, crowned = ratchet.after(2.0, 0.02, 1.01), crowned + 1
+    assert crowned == 4  # 1.01^4 = 1.0406 < 1.02 / 0.98 = 1.0408 < 1.01^5
+
+
+def test_gain_is_what_every_pair_affirms() -> None:
+    assert gain([1.3, 1.1, math.inf]) == 1.1
+    assert gain([]) == gain([math.inf]) == 1.0
