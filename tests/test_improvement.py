@@ -119,7 +119,7 @@ def test_ratchet_by_hand() -> None:
 
 
 def test_copies_of_a_solution_that_slows_down_are_stopped() -> None:
-    """Each beats the one before by 1 % and is as fast as the first over the expert: (1 + r) < (1 - r) 1.01^n ends it."""
+    """Each beats the one before by 1 %, and none is faster over the expert: (1 + r) < (1 - r) 1.01^n ends it."""
     ratchet, crowned = Ratchet().after(2.0, 0.02, 1.0), 0
     while ratchet.allows(2.0, 0.02, 1.01):
         ratchet, crowned = ratchet.after(2.0, 0.02, 1.01), crowned + 1
