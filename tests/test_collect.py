@@ -240,6 +240,22 @@ def test_folders_in_folders(folder: Path, nested: Callable[[str, int], None], tm
     assert collect(tmp_path / "copy") == found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def run(x): pass", True), ("run = torch.compile(f)", True), ("from kernel import run", True),
+        ("from kernel import *", True), ("import kernel as run", True), ("class run: pass", True),
+        ("if x:\n    def run(x): pass", True), ("a, run = f()", True), ("def run(:", True), ("x = 1\0", True),
+        ("-" * 100_000 + "1", True), ("+".join(["1"] * 20_000), True),
+        ("", False), ("x = 1", False), ("runs = 1", False), ("x = 'run'  # run", False), ("import kernel", False),
+    ],
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
+def test_whether_run_is_defined(text: str, found: bool) -> None:
+    """What cannot be read is left to the build."""
+    assert Solution({"solution.py": text.encode()}).mentions_run() is found
+
+
 def test_no_descriptor_stays_open(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "x").symlink_to("y")

@@ -214,6 +214,21 @@ def test_a_repeated_champion_ends_the_run(start: Callable[..., Run]) -> None:
         run.ask()
 
 
+def test_what_resets_the_count(start: Callable[..., Run]) -> None:
+    """The first correct one whatever its speed, and every improvement; a correct one that is not faster does not."""
+    run = start(patience=3)
+    run.solution.mkdir(parents=True)
+    slower = Verdict("correct", "0.91x", latency=1e-2, expert_latency=2e-3, expert="eager", speedup=0.2,
+                     resolution=0.01)  # fmt: skip
+    left = []
+    for number, verdict in enumerate((WRONG, slower, slower, CORRECT, slower, WRONG), start=1):
+        run.recorded(number, solution(HONEST + f"# {number}\n"), verdict)
+        left.append(run.gate.text(Verdict.from_json(run.state.evaluations[-1])).splitlines()[-1].split()[0])
+    assert left == ["2", "3", "2", "3", "2", "1"]
+    with pytest.raises(StopRun):
+        run.ask()
+
+
 def test_another_place_or_time_is_no_other_solution(start: Callable[..., Run]) -> None:
     run = start()
     run.recorded(1, FIRST, CORRECT)

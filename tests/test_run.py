@@ -441,6 +441,15 @@ def test_max_turns(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+def test_no_time_at_all(runner: Runner) -> None:
+    with MessagesServer(command(1, "true")) as server:
+        done = runner.run(server, "--max-hours", "0")
+        assert server.seen == []
+    assert done.code == 0
+    assert runner.written(Stopped)[0].status == "max_hours"
+
+
+@pytest.mark.slow
 def test_key_is_not_accepted(runner: Runner) -> None:
     with MessagesServer(Status(401, "authentication_error", "invalid x-api-key")) as server:
         done = runner.run(server)
@@ -509,6 +518,29 @@ def test_interrupted(runner: Runner, kind: type[Event]) -> None:
     assert again.code == 0
     assert runner.results()[-1] == "on"
     assert runner.written(Stopped)[0].status == "max_turns"
+
+
+@pytest.mark.slow
+def test_interrupted_in_the_final_evaluation(runner: Runner) -> None:
+    """No further request: the same command judges the champion afresh once more, and that is the end."""
+    def final() -> bool:
+        path = runner.folder / "events.jsonl"
+        kinds = [type(record.event) for record in read(path)] if path.exists() else []
+        if kinds.count(Evaluation) < 2 or kinds[-1] is not ToolResult:
+            return False
+        time.sleep(2.0)  # the agent's sandbox is closed first
+        return True
+
+    with MessagesServer(command(1, write(HONEST, "evaluate; evaluate"))) as server:
+        done = watch(runner.start(server, "--patience", "1"), final)
+        assert (done.code, done.err) == (3, "")
+        assert runner.written(Paused) == [Paused("interrupted during the final evaluation")]
+        assert left_behind(done) == []
+        again = runner.run(server, "--patience", "1")
+        assert len(server.seen) == 1
+    assert (again.code, again.err) == (0, "")
+    assert [type(event) for event in runner.events()][-4:] == [Paused, Resumed, Final, Stopped]
+    assert runner.written(Final)[0].champion == 1
 
 
 @pytest.mark.slow

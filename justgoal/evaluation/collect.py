@@ -48,7 +48,7 @@ class Solution:
         """Whether solution.py gives the name `run` a meaning anywhere, as far as that can be read off its text."""
         try:
             tree = ast.parse(self.contents[ENTRY])
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return True  # building it says more
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == "run":
