@@ -24,8 +24,13 @@ test: root lint
 test-all: root lint
 	$(BIN)/pytest
 
+# Half an hour on an idle machine.
 bench: root setup
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	$(BIN)/python benchmarks/tool_call.py
+	$(BIN)/python benchmarks/worker_protocol.py clock
+	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/worker_protocol.py improvements
+	$(BIN)/python benchmarks/worker_protocol.py gains -n 10
 
 clean-venv:
 	rm -rf .venv

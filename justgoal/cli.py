@@ -158,7 +158,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a user's locale may be ASCII
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where a reader that has gone is no more than that
+        sys.exit(code)
     except JustgoalError as error:
         fail(str(error), error.exit_code)
     except typer.TyperException as error:

@@ -88,8 +88,8 @@ def run(options: RunOptions, view: View) -> int:
     )  # fmt: skip
     words = goals.words(prompts)
     name = options.name or _run_name(task.name, options.model)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UsageError(f"--name {name!r} must be letters, digits, dots, dashes and underscores")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
+        raise UsageError(f"--name {name!r} must be letters, digits, dots, dashes and underscores, 200 at most")
     folder = options.runs / name
     earlier = _earlier(folder, task, model.name, goal)
     if earlier and earlier.status not in ("running", "interrupted"):

@@ -2,19 +2,18 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from justgoal import events
-from justgoal.errors import Resumable, UsageError
+from justgoal.errors import UsageError
 from justgoal.transcript import Record, Transcript, TranscriptError, find_run, read
 
 NASTY = 'a \x1b[31mred\x1b]0;title\x07 [red] \u202e \ud800 \U0001f600 line\nbreak \x00 ,"hash":""}'
@@ -201,25 +200,33 @@ def test_what_json_lacks_is_not_written(path: Path) -> None:
     assert [record.seq for record in read(path, strict=True)] == [1]
 
 
-@pytest.fixture
-def small_disk(path: Path) -> Iterator[None]:
-    """Files of this process may not grow beyond 4 KiB: a write ends short, then fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+# In a process of its own: the limit would meet every file of ours, the one that pytest's output goes to included.
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from justgoal import events
+from justgoal.errors import Resumable
+from justgoal.transcript import Transcript
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+transcript = Transcript.open(Path(sys.argv[1]))
+transcript.write(events.RunStarted({}))
+try:
+    transcript.write(events.ToolResult("toolu_1", "x" * 5000, False, 0.1))
+except Resumable as error:
+    print(error)
+transcript.write(events.Paused("disk full"))
+transcript.close()
+"""
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_stops_resumably_and_leaves_whole_lines(path: Path) -> None:
-    transcript = Transcript.open(path)
-    transcript.write(EXAMPLES[0])
-    with pytest.raises(Resumable, match=f"cannot write transcript {path}: File too large"):
-        transcript.write(events.ToolResult("toolu_1", "x" * 5000, False, 0.1))
-    transcript.write(events.Paused("disk full"))
-    transcript.close()
+    """Files that may not grow beyond 4 KiB: a write ends short, then fails, as on a full disk."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith(f"cannot write transcript {path}: File too large")
     assert [record.seq for record in read(path, strict=True)] == [1, 2]
 
 

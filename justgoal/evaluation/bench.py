@@ -80,18 +80,26 @@ class Bench:
         finally:
             worker.close()
 
-    @contextmanager
-    def parties(self, trees: Sequence[tuple[str, int]]) -> Iterator[list[Party]]:
-        """Fresh processes, started side by side and all of the same age; closed at the end."""
+    def start(self, trees: Sequence[tuple[str, int]]) -> list[Party]:
+        """Fresh processes, started side by side and all of the same age; whoever asked for them closes them."""
         workers = self._workers.start([tree for _, tree in trees])
         started = [Party(role, worker) for (role, _), worker in zip(trees, workers, strict=True)]
         try:
             for party in started:
                 self._import(party)
+        except BaseException:
+            _close(started)
+            raise
+        return started
+
+    @contextmanager
+    def parties(self, trees: Sequence[tuple[str, int]]) -> Iterator[list[Party]]:
+        """The same for as long as the context lasts."""
+        started = self.start(trees)
+        try:
             yield started
         finally:
-            for party in started:
-                party.worker.close()
+            _close(started)
 
     def call(self, party: Party, draw: Draw, *, first: bool = False) -> list[torch.Tensor]:
         """One call that nobody times; a first one may load caches and so may take longer."""
@@ -153,6 +161,11 @@ class Bench:
         """In words. A line is told only if solution.py has it: a solution that crashes on purpose can say little."""
         known = failure.line is not None and 0 < failure.line <= self._lines
         return (failure.detail or worker.ending()) + (f" at line {failure.line} of the solution" if known else "")
+
+
+def _close(parties: Sequence[Party]) -> None:
+    for party in parties:
+        party.worker.close()
 
 
 def _lines(source: int) -> int:

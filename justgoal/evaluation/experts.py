@@ -31,8 +31,7 @@ class Expert:
         chosen = min(latencies, key=lambda name: latencies[name])
         self.tree = trees[chosen]
         bench.call_limit = max(2.0, 50 * latencies[chosen])
-        self._warm = bench.parties([(EXPERT, self.tree)])
-        [self.party] = self._warm.__enter__()
+        [self.party] = bench.start([(EXPERT, self.tree)])
         bench.call(self.party, Draw("", bench.problem.inputs()), first=True)
         self.calibrated = {case: self._calibrate(case) for case in [*bench.problem.cases, ""]}
         null = tuple(self._null_pair(latencies[chosen]) for _ in range(NULL_PAIRS))

@@ -88,8 +88,10 @@ class Judge:
         gain = improvement.gain(ratios)
         faster = all(ratio > 1 + MINIMUM_GAIN for ratio in ratios)
         improved = faster and self._ratchet.allows(verdict.speedup, verdict.resolution, gain)
-        reason = "" if improved else figures.speedup(ratios[-1])
-        if faster and not improved:
+        reason = ""
+        if not faster:
+            reason = figures.speedup(ratios[-1])
+        elif not improved:
             demanded = figures.speedup(self._ratchet.demanded(gain))
             reason = f"{figures.speedup(gain)} in every pair, but then it should be {demanded} over the expert"
         if improved:
