@@ -16,6 +16,7 @@ demo: root setup
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 test: root lint

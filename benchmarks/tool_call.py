@@ -1,6 +1,6 @@
 """What a tool call costs: `echo hi` through the bash tool, and with both transcript lines on disk.
 
-    python benchmarks/tool_call.py        as root; about 10 seconds
+python benchmarks/tool_call.py        as root; about 10 seconds
 """
 
 import statistics

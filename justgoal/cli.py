@@ -46,20 +46,14 @@ def justgoal(
 
 @app.command()
 def run(
-    task: Annotated[
-        str, typer.Argument(metavar="OPERATOR[/WORKLOAD]", help="The first workload if none is named.")
-    ],
+    task: Annotated[str, typer.Argument(metavar="OPERATOR[/WORKLOAD]", help="The first workload if none is named.")],
     model: Annotated[str, typer.Option(metavar="MODEL", help="Such as claude-opus-5-5, or recorded:RUN.")],
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run; one that exists goes on.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run; one that exists goes on.")] = None,
     runs: Runs = None,
     base_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Another server that speaks the Messages API.")
     ] = None,
-    language: Annotated[
-        Literal["en", "zh"], typer.Option(metavar="en|zh", help="Language of the goal.")
-    ] = "en",
+    language: Annotated[Literal["en", "zh"], typer.Option(metavar="en|zh", help="Language of the goal.")] = "en",
     patience: Annotated[
         int | None,
         typer.Option(
@@ -68,9 +62,7 @@ def run(
             help="Stop after N evaluations in a row without improvement.  [default: 20 or the recording's]",
         ),
     ] = None,
-    max_hours: Annotated[
-        float | None, typer.Option(metavar="H", min=0, help="Stop after H hours of work.")
-    ] = None,
+    max_hours: Annotated[float | None, typer.Option(metavar="H", min=0, help="Stop after H hours of work.")] = None,
     max_turns: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after N responses of the model.")
     ] = None,

@@ -346,9 +346,7 @@ def _prompt_hashes() -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _title(
-    task: str, model: Model, folder: Path, engine: Bubblewrap, recording: dict[str, Any] | None
-) -> list[str]:
+def _title(task: str, model: Model, folder: Path, engine: Bubblewrap, recording: dict[str, Any] | None) -> list[str]:
     lines = [
         f"justgoal run {task} with {model.name}",
         f"  run folder   {folder}",
@@ -419,6 +417,3 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         over = " over the expert" if verdict.correct else ""
         print(harmless(f"{verdict.sentence()}{over}\n{verdict.output}".strip()))
     return 0 if verdict.correct else 1
-
-
-

@@ -185,7 +185,6 @@ class State:
 def says_something(content: list[dict[str, Any]]) -> bool:
     """Whether a response can be sent back: servers refuse one that is thinking or empty text alone."""
     return any(
-        block["type"] not in ("thinking", "redacted_thinking")
-        and (block["type"] != "text" or block["text"].strip())
+        block["type"] not in ("thinking", "redacted_thinking") and (block["type"] != "text" or block["text"].strip())
         for block in content
     )

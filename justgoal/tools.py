@@ -42,9 +42,12 @@ class Tools:
         self._shell = shell
         self._notices = resources.notices()
         self._definitions: list[dict[str, Any]] = json.loads(
-            (resources.prompts() / "tools.json").read_text(encoding="utf-8"))
+            (resources.prompts() / "tools.json").read_text(encoding="utf-8")
+        )
         self._tools: dict[str, Callable[[Input], ToolOutcome]] = {
-            "bash": self._bash, "str_replace_based_edit_tool": self._file}
+            "bash": self._bash,
+            "str_replace_based_edit_tool": self._file,
+        }
 
     def definitions(self) -> list[dict[str, Any]]:
         """As a request to the model holds them: name, description, input_schema."""
@@ -130,6 +133,7 @@ class _Fields:
     def seconds(self, name: str, default: float, most: float) -> float:
         def fits(value: object) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most
+
         value = self._get(name, False, fits, f"a number of seconds from 1 to {most:g}")
         return default if value is None else float(value)
 
@@ -158,5 +162,10 @@ def _is_int(value: object) -> bool:
 
 
 def _is_range(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_int, value)) and value[0] >= 1 \
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(map(_is_int, value))
+        and value[0] >= 1
         and (value[1] == -1 or value[1] >= value[0])
+    )

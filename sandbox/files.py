@@ -30,7 +30,11 @@ def act(request: Message) -> tuple[Message, bytes]:
     """One file action; the answer names a notice and its fields, or comes with text."""
     path = Path(request["path"])
     actions: dict[str, Callable[[Path, Message], tuple[Message, bytes]]] = {
-        "view": view, "create": create, "str_replace": replace, "insert": insert}
+        "view": view,
+        "create": create,
+        "str_replace": replace,
+        "insert": insert,
+    }
     try:
         return actions[request["command"]](path, request)
     except ActionError as failure:
@@ -55,7 +59,7 @@ def view(path: Path, request: Message) -> tuple[Message, bytes]:
     shown, size = [], 0
     for number in range(first, last + 1):
         line = lines[number - 1].removesuffix(b"\n")
-        shown.append(b"%6d\t%s" % (number, line if len(line) <= VIEW // 2 else line[:VIEW // 2] + b"..."))
+        shown.append(b"%6d\t%s" % (number, line if len(line) <= VIEW // 2 else line[: VIEW // 2] + b"..."))
         size += len(shown[-1]) + 1
         if size > VIEW and number < last:
             note = {"notice": "view_cut", "first": first, "last": number, "lines": len(lines)}
@@ -98,7 +102,7 @@ def replace(path: Path, request: Message) -> tuple[Message, bytes]:
         lines = [content.count(b"\n", 0, place) + 1 for place in places(content, old)]
         notice = "old_str_missing" if times == 0 else "old_str_repeated"
         raise ActionError(notice, path=str(path), times=times, lines=", ".join(map(str, lines[:20])))
-    before = content[:content.index(old)]
+    before = content[: content.index(old)]
     write(path, content.replace(old, new))
     return {"ok": True, "notice": "file_edited", "path": str(path), "line": before.count(b"\n") + 1}, b""
 

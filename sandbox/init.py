@@ -58,19 +58,21 @@ class Call:
     def line(self, command: str) -> bytes:
         """What bash reads. The mark is assembled by printf only, so that `set -x` cannot print it."""
         token = self.mark[1:-1].decode()
-        return (f"eval -- {shlex.quote(command)} </dev/null >&2 2>&1; "
-                f"{{ builtin printf '\\0%s:%d\\0' {token} $?; }} 2>/dev/null\n").encode(errors="replace")
+        return (
+            f"eval -- {shlex.quote(command)} </dev/null >&2 2>&1; "
+            f"{{ builtin printf '\\0%s:%d\\0' {token} $?; }} 2>/dev/null\n"
+        ).encode(errors="replace")
 
     def feed(self, data: bytes) -> int | None:
         """Take output; the exit code when the mark came. What follows the mark is left in `held`."""
         data = self.held + data
         begin = data.find(self.mark)
         if begin >= 0:
-            code, end, rest = data[begin + len(self.mark):].partition(b"\0")
+            code, end, rest = data[begin + len(self.mark) :].partition(b"\0")
             self.keep(data[:begin])
             self.held = rest if end else data[begin:]
             if end and not (code.isdigit() and len(code) < 4):  # a trap can see the mark and print it
-                self.keep(data[begin:begin + len(self.mark) + len(code)])
+                self.keep(data[begin : begin + len(self.mark) + len(code)])
                 return None
             return int(code) if end else None
         begin = data.rfind(b"\0", max(0, len(data) - len(self.mark)))
@@ -102,7 +104,7 @@ class Call:
     def write(self, data: bytes) -> None:
         try:
             while self.file is not None and data:
-                data = data[os.write(self.file, data):]
+                data = data[os.write(self.file, data) :]
         except OSError:
             self.close()
             with suppress(OSError):
@@ -139,7 +141,7 @@ class Shell:
 
     def flush(self) -> None:
         with suppress(BlockingIOError, BrokenPipeError):
-            self.pending = self.pending[os.write(self.stdin, self.pending):]
+            self.pending = self.pending[os.write(self.stdin, self.pending) :]
 
     def close(self) -> None:
         os.close(self.stdin)
@@ -206,8 +208,8 @@ class Init:
             length, extra = struct.unpack_from(">II", self.received)
             if len(self.received) < 8 + length + extra:
                 return
-            request = json.loads(self.received[8:8 + length])
-            self.received = self.received[8 + length + extra:]
+            request = json.loads(self.received[8 : 8 + length])
+            self.received = self.received[8 + length + extra :]
             getattr(self, f"do_{request['do']}")(request)
 
     def answer(self, message: Message, extra: bytes = b"") -> None:
@@ -272,7 +274,7 @@ class Init:
             self.answer({"ok": False, "notice": "file_stopped"})
         else:
             length = struct.unpack_from(">I", data)[0]
-            self.answer(json.loads(data[4:4 + length]), bytes(data[4 + length:]))
+            self.answer(json.loads(data[4 : 4 + length]), bytes(data[4 + length :]))
 
     def read_output(self) -> bool:
         """Read once; whether there was something."""
@@ -306,9 +308,17 @@ class Init:
         self.late, self.idle = call.held[-TAIL:], 0
         path = str(call.path) if call.file is not None else None
         call.close()
-        self.answer({"ended": call.why or ended, "exit_code": None if call.why else code, "total": call.total,
-                     "head": len(call.head), "file": path, "restarted": self.restarted},
-                    bytes(call.head + call.tail))
+        self.answer(
+            {
+                "ended": call.why or ended,
+                "exit_code": None if call.why else code,
+                "total": call.total,
+                "head": len(call.head),
+                "file": path,
+                "restarted": self.restarted,
+            },
+            bytes(call.head + call.tail),
+        )
         self.restarted = False
 
     def shell_ended(self) -> None:
@@ -332,8 +342,11 @@ class Init:
         """Kill every process that began during the call, but us and the shell; all if they outrun us."""
         done: set[tuple[int, int]] = set()
         for _ in range(100):
-            fresh = {(began, pid) for began, pid in processes()
-                     if (began, pid) > call.began and pid not in (1, self.shell.pid)} - done
+            fresh = {
+                (began, pid)
+                for began, pid in processes()
+                if (began, pid) > call.began and pid not in (1, self.shell.pid)
+            } - done
             if not fresh:
                 return
             for _, pid in fresh:

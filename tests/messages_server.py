@@ -67,27 +67,21 @@ def stream_of(whole: Json) -> list[Json]:
         events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
         events.append({"type": "content_block_stop", "index": index})
     delta = {name: whole[name] for name in ("stop_reason", "stop_sequence", "stop_details") if name in whole}
-    events.append(
-        {"type": "message_delta", "delta": delta, "usage": {"output_tokens": 42, "input_tokens": None}}
-    )
+    events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 42, "input_tokens": None}})
     return [*events, {"type": "message_stop"}]
 
 
 def _pieces(block: Json) -> tuple[Json, list[Json]]:
     match block["type"]:
         case "text":
-            return {**block, "text": ""}, [
-                {"type": "text_delta", "text": part} for part in _halves(block["text"])
-            ]
+            return {**block, "text": ""}, [{"type": "text_delta", "text": part} for part in _halves(block["text"])]
         case "thinking":
             parts = [{"type": "thinking_delta", "thinking": part} for part in _halves(block["thinking"])]
             signature = {"type": "signature_delta", "signature": block["signature"]}
             return {**block, "thinking": "", "signature": ""}, [*parts, signature]
         case "tool_use":
             parts = _halves(json.dumps(block["input"], ensure_ascii=False))
-            return {**block, "input": {}}, [
-                {"type": "input_json_delta", "partial_json": part} for part in parts
-            ]
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
     return block, []
 
 

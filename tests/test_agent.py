@@ -67,9 +67,7 @@ class Run:
     def go(self, model: Model, **hooks: Callable[[], None]) -> BaseException:
         tools: Toolbox = self.tools
         try:
-            run_agent(
-                model, tools, self.transcript, self.state, self.patience, self.budgets, GOAL, WORDS, **hooks
-            )
+            run_agent(model, tools, self.transcript, self.state, self.patience, self.budgets, GOAL, WORDS, **hooks)
         except (StopRun, JustgoalError, KeyboardInterrupt) as ending:
             return ending
         finally:
@@ -163,9 +161,7 @@ def test_the_whole_loop(run: Run, connect: Connect) -> None:
     assert (run.state.turns, run.state.nudges, run.state.tokens.output) == (4, 1, 4 * 42)
 
 
-def test_each_request_is_on_disk_with_the_hash_of_its_body_before_it_is_made(
-    run: Run, connect: Connect
-) -> None:
+def test_each_request_is_on_disk_with_the_hash_of_its_body_before_it_is_made(run: Run, connect: Connect) -> None:
     lines: list[bytes] = []
     open_requests: list[str] = []
     run.budgets = Budgets(max_turns=2)
@@ -236,9 +232,7 @@ def test_a_model_that_only_talks_is_given_up(run: Run, connect: Connect) -> None
 
 
 @pytest.mark.parametrize("content", [[], [THINKING]])
-def test_a_turn_that_says_nothing_is_nudged_and_not_sent_back(
-    run: Run, connect: Connect, content: list[Json]
-) -> None:
+def test_a_turn_that_says_nothing_is_nudged_and_not_sent_back(run: Run, connect: Connect, content: list[Json]) -> None:
     run.budgets = Budgets(max_turns=2)
     with MessagesServer(say(*content)) as server:
         run.go(connect(server))
@@ -252,20 +246,10 @@ def test_a_pause_of_the_server_is_sent_back_unchanged(run: Run, connect: Connect
     assert server.bodies[1]["messages"] == [FIRST, {"role": "assistant", "content": [text("wait")]}]
 
 
-def test_a_call_inside_which_the_response_was_cut_is_answered_with_an_error(
-    run: Run, connect: Connect
-) -> None:
+def test_a_call_inside_which_the_response_was_cut_is_answered_with_an_error(run: Run, connect: Connect) -> None:
     whole = message(use("a", command="ls"), use("b", command="cat > x"), stop="max_tokens")
-    cut = [
-        event
-        for event in stream_of(whole)
-        if event.get("index") != 1 or event["type"] != "content_block_stop"
-    ]
-    half = [
-        event
-        for event in cut
-        if 'd": "cat > x"}' not in json.dumps(event.get("delta", {}).get("partial_json"))
-    ]
+    cut = [event for event in stream_of(whole) if event.get("index") != 1 or event["type"] != "content_block_stop"]
+    half = [event for event in cut if 'd": "cat > x"}' not in json.dumps(event.get("delta", {}).get("partial_json"))]
     run.budgets = Budgets(max_turns=2)
     with MessagesServer(Stream(half), say(text("x"))) as server:
         run.go(connect(server))
@@ -292,9 +276,7 @@ def test_responses_that_end_the_run_are_recorded_and_asked_for_again_on_resume(
     words: str,
 ) -> None:
     details = {"type": "refusal", "category": "frontier_llm", "explanation": "no kernels"}
-    with MessagesServer(
-        say(text("no"), stop=stop, stop_details=details), say(use("a", command="ls"))
-    ) as server:
+    with MessagesServer(say(text("no"), stop=stop, stop_details=details), say(use("a", command="ls"))) as server:
         with pytest.raises(error, match=words):
             raise run.go(connect(server))
         assert run.types() == ["goal", "request", "response"] and len(server.seen) == 1
@@ -322,9 +304,7 @@ def test_retries_are_in_the_transcript_and_half_messages_are_not(run: Run, conne
     assert run.tools.executed == [("bash", {"command": "ls"})]
 
 
-def test_ctrl_c_inside_a_tool_call_and_the_next_process(
-    run: Run, again: Callable[[], Run], connect: Connect
-) -> None:
+def test_ctrl_c_inside_a_tool_call_and_the_next_process(run: Run, again: Callable[[], Run], connect: Connect) -> None:
     """The call that was under way is answered with an error, and the one after it is executed."""
 
     def press(command: str) -> None:

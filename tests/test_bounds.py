@@ -273,9 +273,7 @@ def test_slices_are_those_of_the_operator(scale_add: Problem) -> None:
          r"output 0 \(out\): worst row is \d\S+x the allowed error, on 1 of 1 inputs; all other outputs pass"),
     ],
 )  # fmt: skip
-def test_reason(
-    scale_add: Problem, change: Callable[..., tuple[torch.Tensor, torch.Tensor]], reason: str
-) -> None:
+def test_reason(scale_add: Problem, change: Callable[..., tuple[torch.Tensor, torch.Tensor]], reason: str) -> None:
     draw = drawn(scale_add)
     comparison = Comparison(scale_add)
     comparison.add(draw, change(*honest(*draw.inputs)))
@@ -308,6 +306,7 @@ def test_counts_over_several_draws(scale_add: Problem) -> None:
 @pytest.mark.parametrize("timed", [20, 9, 5, 3])
 def test_draws_of_an_evaluation(largest: Problem, timed: int) -> None:
     """All edge cases, some random ones, and of the timed ones a secret few; every step makes one of them."""
+
     def made() -> Draws:
         steps = list(prepare(largest, lambda inputs: [inputs[0].argmax(1)], {}, timed))
         assert steps[:-1] == [None] * (1 + RANDOM + timed)

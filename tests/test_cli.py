@@ -45,8 +45,7 @@ def command(
         ),
         (
             ("run", f"{OPERATOR}/x", *CLAUDE),
-            f"operator {OPERATOR} has no workload 'x': there are {WORKLOADS}"
-            f" (justgoal tasks show {OPERATOR})",
+            f"operator {OPERATOR} has no workload 'x': there are {WORKLOADS} (justgoal tasks show {OPERATOR})",
         ),
         (
             ("run", OPERATOR, "--model", "recoded:abc"),
@@ -65,13 +64,11 @@ def command(
         (("run", *CLAUDE), "missing argument 'OPERATOR[/WORKLOAD]' (justgoal run --help)"),
         (
             ("run", OPERATOR, *CLAUDE, "--patience", "0"),
-            "invalid value for '--patience': Input should be greater than or equal to 1"
-            " (justgoal run --help)",
+            "invalid value for '--patience': Input should be greater than or equal to 1 (justgoal run --help)",
         ),
         (
             ("run", OPERATOR, *CLAUDE, "--max-hours", "nan"),
-            "invalid value for '--max-hours': Input should be greater than or equal to 0"
-            " (justgoal run --help)",
+            "invalid value for '--max-hours': Input should be greater than or equal to 0 (justgoal run --help)",
         ),
         (("show", "abc"), "no run 'abc': give a run's name or folder; justgoal looks in runs/"),
         (
@@ -146,9 +143,7 @@ def write_run(folder: Path) -> Path:
     """A run folder of one line and one hostile status."""
     folder.mkdir(parents=True)
     transcript = Transcript.open(folder / "events.jsonl")
-    transcript.write(
-        events.RunStarted({"task": "op/w", "device": "cpu", "processor": "X", "cores": 2, "model": "m"})
-    )
+    transcript.write(events.RunStarted({"task": "op/w", "device": "cpu", "processor": "X", "cores": 2, "model": "m"}))
     transcript.write(events.Stopped("failed", "± \x1b[31m"))
     transcript.close()
     return folder
@@ -175,9 +170,7 @@ def test_a_damaged_transcript_is_shown_as_far_as_it_goes(tmp_path: Path) -> None
     path = write_run(tmp_path / "runs" / "mine") / "events.jsonl"
     path.write_bytes(path.read_bytes().replace(b"failed", b"passed"))
     done = command(tmp_path, "show", "mine")
-    error = (
-        "error: transcript runs/mine/events.jsonl line 2: hash does not match; what is shown ends before it\n"
-    )
+    error = "error: transcript runs/mine/events.jsonl line 2: hash does not match; what is shown ends before it\n"
     assert (done.stderr.decode(), done.returncode) == (error, 2)
     assert b"model        m\nstatus       unfinished" in done.stdout
 

@@ -156,9 +156,7 @@ def a_block_device(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["x", "src/x", "solution.py"])
-def test_other_than_files_and_folders(
-    folder: Path, make: Callable[[Path], None], kind: str, place: str
-) -> None:
+def test_other_than_files_and_folders(folder: Path, make: Callable[[Path], None], kind: str, place: str) -> None:
     if "device" in kind and os.geteuid() != 0:
         pytest.skip("only root makes devices")
     (folder / "src").mkdir()
@@ -222,9 +220,7 @@ def nested(folder: Path) -> Iterator[Callable[[str, int], None]]:
 
 
 @pytest.mark.parametrize(("name", "depth"), [("d", 1500), ("d" * 200, 30), ("d" * 200, 900)])
-def test_paths_too_deep_or_too_long(
-    folder: Path, nested: Callable[[str, int], None], name: str, depth: int
-) -> None:
+def test_paths_too_deep_or_too_long(folder: Path, nested: Callable[[str, int], None], name: str, depth: int) -> None:
     """A level costs a frame and a descriptor, and no path of more than 4 KB can be opened again."""
     nested(name, depth)
     before = descriptors()

@@ -166,9 +166,7 @@ def test_agents_are_thawed_after_an_error(device: Device, agent: Callable[[], Bu
     assert runs(sandbox)
 
 
-def test_other_processes_freeze_it_too(
-    device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]
-) -> None:
+def test_other_processes_freeze_it_too(device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]) -> None:
     sandbox = agent()
     device.register(sandbox.freezer)
     with holder(place) as other:
@@ -188,9 +186,7 @@ def test_an_unregistered_agent_is_left_alone(device: Device, agent: Callable[[],
         assert runs(sandbox)
 
 
-def test_entries_of_gone_sandboxes_vanish(
-    device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]
-) -> None:
+def test_entries_of_gone_sandboxes_vanish(device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]) -> None:
     gone, here = agent(), agent()
     for sandbox in (gone, here):
         device.register(sandbox.freezer)

@@ -556,6 +556,7 @@ def test_hanging_call(judged: Bench) -> None:
 @pytest.mark.slow
 def test_leaves_nothing_behind(judged: Bench) -> None:
     """Descriptors and sandboxes are as many after some evaluations as before."""
+
     def counts() -> tuple[int, int, int]:
         sandboxes = [command for command in descendants().values() if command.startswith("bwrap")]
         return len(descriptors(judged.judge)), len(descriptors()), len(sandboxes)
@@ -574,9 +575,7 @@ def test_eats_memory(judged: Bench) -> None:
     assert verdict.sentence() == "did not build: RuntimeError at line 2 of the solution"
     text = "kept = []\nwhile True:\n    kept.append(b'x' * (64 << 20))\n"
     share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
-    assert judged(text).sentence() == (
-        f"did not build: it was killed for using more than {share >> 20} MB of memory"
-    )
+    assert judged(text).sentence() == (f"did not build: it was killed for using more than {share >> 20} MB of memory")
 
 
 # -------------------------------------------------------------------- improvement

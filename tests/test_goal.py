@@ -14,8 +14,7 @@ ENGLISH = "\n".join(
     [
         "Measure the expert implementation of top_k_select on long with `evaluate --expert`; "
         "everything about the task is in /task.",
-        "Then write in /workspace/solution, from scratch, an implementation that is correct and faster "
-        "on this cpu.",
+        "Then write in /workspace/solution, from scratch, an implementation that is correct and faster on this cpu.",
         "`evaluate` judges it on random inputs that you never see: its error against a naive high-precision "
         "reference may not exceed the expert's, and its speed is measured beside the expert's.",
         "Go on making it faster until you are stopped, which happens after 20 evaluations in a row "
@@ -40,9 +39,7 @@ def test_the_english_goal_is_this_to_the_letter() -> None:
 
 
 @pytest.mark.parametrize(("language", "stops"), [("en", "."), ("zh", "。")])
-def test_both_languages_have_four_sentences_one_a_line_and_say_the_same_names(
-    language: str, stops: str
-) -> None:
+def test_both_languages_have_four_sentences_one_a_line_and_say_the_same_names(language: str, stops: str) -> None:
     text = render(resources.prompts(), language).text
     assert goal.sentences(text) == 4
     assert [goal.sentences(line) for line in text.split("\n")] == [1, 1, 1, 1]

@@ -163,8 +163,13 @@ def test_public_inputs_are_made_by_the_same_functions(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["scale_add", "largest"])
 def test_public_reference_is_the_same_function(name: str) -> None:
-    public, whole = (loaded(text) for text in (handout.public_source(OPERATORS / name / "reference.py"),
-                                               (OPERATORS / name / "reference.py").read_text()))
+    public, whole = (
+        loaded(text)
+        for text in (
+            handout.public_source(OPERATORS / name / "reference.py"),
+            (OPERATORS / name / "reference.py").read_text(),
+        )
+    )
     made = public["make_inputs"](smallest(OPERATORS / name), torch.Generator().manual_seed(5), "cpu")
     assert same(public["reference"](*made), whole["reference"](*made))
 
@@ -259,9 +264,7 @@ def two_experts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("expert", "other"), [("eager", "sort"), ("sorted", "x.argmax(1)")])
-def test_bounds_and_other_experts_stay_behind(
-    two_experts: Path, tmp_path: Path, expert: str, other: str
-) -> None:
+def test_bounds_and_other_experts_stay_behind(two_experts: Path, tmp_path: Path, expert: str, other: str) -> None:
     target = handed_out(contract.task(str(two_experts)), tmp_path, expert)
     said = tomllib.loads((target / "operator.toml").read_text())
     assert set(said) == {"title", "summary", "source", "devices", "axes", "arguments", "outputs"}

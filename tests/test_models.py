@@ -59,9 +59,7 @@ def ask(waits: list[float]) -> Iterator[Ask]:
 
 
 def parse(form: str, **options: Any) -> models.Model:
-    return models.parse(
-        form, **{"base_url": None, "api_key": "key", "runs": Path("/nowhere/runs"), **options}
-    )
+    return models.parse(form, **{"base_url": None, "api_key": "key", "runs": Path("/nowhere/runs"), **options})
 
 
 @pytest.mark.parametrize(
@@ -186,9 +184,7 @@ def test_at_anthropic_the_newest_turn_is_marked_and_the_history_stays_clean(
 
 
 def test_a_tool_call_cut_by_the_length_limit_comes_as_far_as_it_got(ask: Ask) -> None:
-    whole = stream_of(
-        message(text("so"), use("a", command="echo 1; echo 2", restart=True), stop="max_tokens")
-    )
+    whole = stream_of(message(text("so"), use("a", command="echo 1; echo 2", restart=True), stop="max_tokens"))
     cut = [event for event in whole if "restart" not in repr(event)]
     with MessagesServer(Stream(cut)) as server:
         response, retries = ask(server)
@@ -359,9 +355,7 @@ def test_ctrl_c_during_a_wait_comes_through(ask: Ask) -> None:
             "bad",
         ),
         (
-            Stream(
-                [*GOOD[:3], {"type": "content_block_delta", "index": 0, "delta": {"type": "smell_delta"}}]
-            ),
+            Stream([*GOOD[:3], {"type": "content_block_delta", "index": 0, "delta": {"type": "smell_delta"}}]),
             Fatal,
             "'smell_delta'",
         ),

@@ -523,6 +523,7 @@ def test_interrupted(runner: Runner, kind: type[Event]) -> None:
 @pytest.mark.slow
 def test_interrupted_in_the_final_evaluation(runner: Runner) -> None:
     """No further request: the same command judges the champion afresh once more, and that is the end."""
+
     def final() -> bool:
         path = runner.folder / "events.jsonl"
         kinds = [type(record.event) for record in read(path)] if path.exists() else []
@@ -659,8 +660,15 @@ Start = Callable[..., tuple[int, str]]
 
 @pytest.mark.parametrize(
     ("field_name", "value"),
-    [("format", 0), ("task", "scale_add/odd"), ("task_sha256", "0" * 64), ("model", "another"), ("goal", "1" * 64),
-     ("processor", "Another CPU"), ("cores", 1000)],
+    [
+        ("format", 0),
+        ("task", "scale_add/odd"),
+        ("task_sha256", "0" * 64),
+        ("model", "another"),
+        ("goal", "1" * 64),
+        ("processor", "Another CPU"),
+        ("cores", 1000),
+    ],
 )
 def test_run_of_something_else(runner: Runner, start: Start, field_name: str, value: Any) -> None:
     recorded(runner.folder, **{field_name: value})

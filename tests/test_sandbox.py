@@ -32,10 +32,17 @@ def start(engine: Bubblewrap) -> Iterator[Start]:
     """Start a Python program in a sandbox."""
     started = []
 
-    def run(code: str, memory: int = 512 * MIB, pids: int = 64, cpus: float = 2,
-            mounted: tuple[Mount, ...] = (), tmpfs: dict[str, int] | None = None) -> BubblewrapSandbox:
-        sandbox = engine.start(Spec("worker", (PYTHON, "-c", code), Limits(memory, pids, cpus), UID, mounted,
-                                    tmpfs or {}))
+    def run(
+        code: str,
+        memory: int = 512 * MIB,
+        pids: int = 64,
+        cpus: float = 2,
+        mounted: tuple[Mount, ...] = (),
+        tmpfs: dict[str, int] | None = None,
+    ) -> BubblewrapSandbox:
+        sandbox = engine.start(
+            Spec("worker", (PYTHON, "-c", code), Limits(memory, pids, cpus), UID, mounted, tmpfs or {})
+        )
         started.append(sandbox)
         return sandbox
 
@@ -68,13 +75,27 @@ def test_identity(start: Start) -> None:
 
 
 def test_inherits_nothing(start: Start) -> None:
-    inside = printed(start("import os, json; print(json.dumps([sorted(os.listdir('/proc/self/fd')), "
-                           "dict(os.environ), os.readlink('/proc/self/fd/0')]))"))
+    inside = printed(
+        start(
+            "import os, json; print(json.dumps([sorted(os.listdir('/proc/self/fd')), "
+            "dict(os.environ), os.readlink('/proc/self/fd/0')]))"
+        )
+    )
     descriptors, environment, stdin = json.loads(inside)
     assert descriptors == ["0", "1", "2", "3", "4"]  # 4 is the listing itself
     assert stdin == "/dev/null"
-    assert set(environment) <= {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PWD", "TERM", "TMPDIR", "USER",
-                                "LC_CTYPE"}
+    assert set(environment) <= {
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "PATH",
+        "PWD",
+        "TERM",
+        "TMPDIR",
+        "USER",
+        "LC_CTYPE",
+    }
 
 
 def test_channel_is_descriptor_3(start: Start) -> None:
@@ -117,8 +138,16 @@ print(f(torch.ones(3, 4)).tolist())
 @contextmanager
 def planted(token: str) -> Iterator[None]:
     """Files named and filled with a secret word, where a host keeps its own."""
-    places = [Path("/root"), Path("/home"), Path("/opt"), Path("/etc"), Path("/srv"), Path("/var/tmp"), Path("/tmp"),
-              Path(__file__).parents[1] / "runs"]
+    places = [
+        Path("/root"),
+        Path("/home"),
+        Path("/opt"),
+        Path("/etc"),
+        Path("/srv"),
+        Path("/var/tmp"),
+        Path("/tmp"),
+        Path(__file__).parents[1] / "runs",
+    ]
     files = [place / f"canary-{token}" for place in places if place.is_dir()]
     try:
         for file in files:
@@ -148,8 +177,10 @@ print(seen)
 """
     with planted(token):
         first, _, seen = printed(start(code)).partition("\n")
-    assert first == ("False False ['python', 'venv'] ['alternatives', 'group', 'hostname', 'hosts', 'ld.so.cache', "
-                     "'ld.so.conf', 'ld.so.conf.d', 'passwd']")
+    assert first == (
+        "False False ['python', 'venv'] ['alternatives', 'group', 'hostname', 'hosts', 'ld.so.cache', "
+        "'ld.so.conf', 'ld.so.conf.d', 'passwd']"
+    )
     assert token not in seen
     assert str(Path(__file__).parents[1]) + "/" not in seen
     assert f" {Path.home()}/" not in seen
@@ -193,8 +224,12 @@ for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.stdin.read() or P
         abstract.bind(f"\0{name}")
         abstract.listen()
         text = printed(start(code.replace("PORT", str(server.getsockname()[1])).replace("NAME", name)))
-    assert text.splitlines() == ["['lo']", "ConnectionRefusedError", "OSError", "ConnectionRefusedError"] \
-        or text.splitlines() == ["['lo']", "OSError", "OSError", "ConnectionRefusedError"]
+    assert text.splitlines() == [
+        "['lo']",
+        "ConnectionRefusedError",
+        "OSError",
+        "ConnectionRefusedError",
+    ] or text.splitlines() == ["['lo']", "OSError", "OSError", "ConnectionRefusedError"]
 
 
 def test_memory_limit(start: Start) -> None:
@@ -252,10 +287,15 @@ os._exit(0)
     assert float(printed(start(code, cpus=0.5))) < 0.75
 
 
-@pytest.mark.parametrize(("code", "status"), [
-    ("raise SystemExit(3)", 3), ("import os; os.abort()", -signal.SIGABRT),
-    ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV), ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
-])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    ],
+)
 def test_exit_status(start: Start, code: str, status: int) -> None:
     sandbox = start(code)
     assert sandbox.exit_status(60) == status
@@ -350,7 +390,7 @@ sandboxes[0].freezer.freeze()
 print(*(folder for sandbox in sandboxes for folder in sandbox._group.unique()), flush=True)
 time.sleep(1000)
 """
-    program = program.replace('"1000", ', "").replace("/usr/bin/sleep\", ", "/usr/bin/bash\", \"-c\", \"read <&3\", ")
+    program = program.replace('"1000", ', "").replace('/usr/bin/sleep", ', '/usr/bin/bash", "-c", "read <&3", ')
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as runtime:
         assert runtime.stdout
         folders = runtime.stdout.readline().split()

@@ -48,26 +48,29 @@ def eventually(found: Callable[[], bool], limit: float = 10.0) -> bool:
 def test_state_is_kept(shell: Shell) -> None:
     assert lines(shell, "pwd; id -un") == ["/workspace", "agent"]
     run(shell, "cd /tmp; X='a  b'; f() { echo \"f $1\"; }")
-    assert lines(shell, "pwd; echo \"$X\"; f 1") == ["/tmp", "a  b", "f 1"]
+    assert lines(shell, 'pwd; echo "$X"; f 1') == ["/tmp", "a  b", "f 1"]
     assert run(shell, "(exit 7)").exit_code == 7
     assert not run(shell, "true").restarted
 
 
-@pytest.mark.parametrize(("command", "output", "code"), [
-    ("echo out; echo err >&2", "out\nerr\n", 0),
-    ("printf 'no newline'", "no newline", 0),
-    ("cat", "", 0),
-    ("read x; echo \"$x.\"", ".\n", 0),
-    ("printf 'a\\0b\\xff\\xc3\\xa9'", "ab\ufffd\u00e9", 0),
-    ("cat <<'E'\nit's $X\nE", "it's $X\n", 0),
-    ("# nothing", "", 0),
-    ("", "", 0),
-    ("exec >/tmp/lost 2>&1; echo gone", "", 0),
-    ("-x", "bash: line 1: -x: command not found\n", 127),
-    ("echo 'open", None, 2),
-    ("if", None, 2),
-    ("\ud800", None, 127),
-])
+@pytest.mark.parametrize(
+    ("command", "output", "code"),
+    [
+        ("echo out; echo err >&2", "out\nerr\n", 0),
+        ("printf 'no newline'", "no newline", 0),
+        ("cat", "", 0),
+        ('read x; echo "$x."', ".\n", 0),
+        ("printf 'a\\0b\\xff\\xc3\\xa9'", "ab\ufffd\u00e9", 0),
+        ("cat <<'E'\nit's $X\nE", "it's $X\n", 0),
+        ("# nothing", "", 0),
+        ("", "", 0),
+        ("exec >/tmp/lost 2>&1; echo gone", "", 0),
+        ("-x", "bash: line 1: -x: command not found\n", 127),
+        ("echo 'open", None, 2),
+        ("if", None, 2),
+        ("\ud800", None, 127),
+    ],
+)
 def test_commands(shell: Shell, command: str, output: str | None, code: int) -> None:
     result = run(shell, command)
     assert result.exit_code == code
@@ -101,8 +104,10 @@ def test_output_file_cannot_be_a_trap(shell: Shell) -> None:
     """A pipe or a link in the place of the file neither hangs nor redirects us."""
     run(shell, "rm -rf /tmp/outputs; mkfifo /tmp/outputs; echo safe > /tmp/target")
     assert "bytes omitted]" in run(shell, "seq 100000").output
-    run(shell, "rm /tmp/outputs; mkdir /tmp/outputs; for i in $(seq 500); do "
-               "ln -s /tmp/target /tmp/outputs/call-$i.txt; done")
+    run(
+        shell,
+        "rm /tmp/outputs; mkdir /tmp/outputs; for i in $(seq 500); do ln -s /tmp/target /tmp/outputs/call-$i.txt; done",
+    )
     run(shell, "seq 100000")
     assert lines(shell, "cat /tmp/target") == ["safe"]
     run(shell, "rm -rf /tmp/outputs")
@@ -125,10 +130,16 @@ def test_deadline_kills_what_the_call_started(shell: Shell) -> None:
     assert eventually(lambda: lines(shell, seen)[-2:] == ["kept", "sleep 1001"])
 
 
-@pytest.mark.parametrize("command", [
-    "while :; do :; done", "while :; do sleep 1; done", "exec sleep 1000", "kill -STOP $$",
-    "for i in $(seq 300); do setsid sh -c 'while :; do sh -c : & done' & done; sleep 100",
-])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "while :; do :; done",
+        "while :; do sleep 1; done",
+        "exec sleep 1000",
+        "kill -STOP $$",
+        "for i in $(seq 300); do setsid sh -c 'while :; do sh -c : & done' & done; sleep 100",
+    ],
+)
 def test_deadline_of_a_stubborn_shell(shell: Shell, command: str) -> None:
     result = shell.run(command, 0.3)
     assert (result.ended, result.restarted) == ("deadline", True)
@@ -136,9 +147,16 @@ def test_deadline_of_a_stubborn_shell(shell: Shell, command: str) -> None:
     assert not run(shell, "true").restarted
 
 
-@pytest.mark.parametrize(("command", "code"), [
-    ("exit 3", 3), ("kill -9 $$", -9), ("exec true", 0), ("set -e; false", 1), ("kill -9 -1; kill -9 $$", -9),
-])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 3", 3),
+        ("kill -9 $$", -9),
+        ("exec true", 0),
+        ("set -e; false", 1),
+        ("kill -9 -1; kill -9 $$", -9),
+    ],
+)
 def test_shell_lost(shell: Shell, command: str, code: int) -> None:
     result = shell.run(f"echo before; {command}", 30)
     assert (result.ended, result.exit_code, result.output.splitlines()[0]) == ("shell_lost", code, "before")
@@ -218,6 +236,7 @@ def test_restart(shell: Shell) -> None:
 
 def test_deadline_stands_still_while_frozen(shell: Shell) -> None:
     """Frozen for longer than its deadline, by somebody else, a command still ends well."""
+
     def freeze() -> None:
         time.sleep(0.2)
         shell.sandbox.freezer.freeze()

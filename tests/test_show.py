@@ -162,8 +162,7 @@ def test_files_that_never_were_a_transcript(tmp_path: Path, content: bytes) -> N
 
 
 HOSTILE = (
-    "\x1b[31m\x1b]8;;http://example.org\x1b\\\x1b]52;c;cm0=\x07\x1bP1$r"
-    "\x9b2J[red][/]\u202e\u200b\ud800\r\n[00:00:01] x"
+    "\x1b[31m\x1b]8;;http://example.org\x1b\\\x1b]52;c;cm0=\x07\x1bP1$r\x9b2J[red][/]\u202e\u200b\ud800\r\n[00:00:01] x"
 )
 TAMED = (
     r"\x1b[31m\x1b]8;;http://example.org\x1b\\x1b]52;c;cm0=\x07\x1bP1$r"

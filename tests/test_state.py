@@ -26,9 +26,7 @@ def fold(written: Iterable[events.Event | tuple[float, events.Event]]) -> State:
     return state
 
 
-def response(
-    *content: events.Json, stop: str = "end_turn", number: int = 1, **usage: int | None
-) -> events.Response:
+def response(*content: events.Json, stop: str = "end_turn", number: int = 1, **usage: int | None) -> events.Response:
     return events.Response(number, list(content), stop, usage, "m", "msg", "req", 1.0)
 
 
@@ -40,9 +38,7 @@ def use(identity: str, **arguments: Any) -> events.Json:
     return {"type": "tool_use", "id": identity, "name": "bash", "input": arguments}
 
 
-def verdict(
-    kind: str, speedup: float | None = None, improved: bool = False, counts: bool = True
-) -> events.Json:
+def verdict(kind: str, speedup: float | None = None, improved: bool = False, counts: bool = True) -> events.Json:
     return {"kind": kind, "speedup": speedup, "improved": improved, "counts": counts, "number": None}
 
 

@@ -299,9 +299,7 @@ def test_runs_are_found_by_folder_and_by_name(tmp_path: Path) -> None:
     for missing in ("abc", ""):
         with pytest.raises(UsageError) as caught:
             find_run(missing, tmp_path / "runs")
-        assert (
-            str(caught.value) == f"no run {missing!r}: give a run's name or folder; justgoal looks in runs/"
-        )
+        assert str(caught.value) == f"no run {missing!r}: give a run's name or folder; justgoal looks in runs/"
 
 
 def test_a_transcript_that_is_not_there(tmp_path: Path) -> None:

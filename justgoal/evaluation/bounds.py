@@ -83,9 +83,7 @@ def _ratio(error: float, scale: float) -> float:
     return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
 
 
-def _worst_slice(
-    squared_error: torch.Tensor, squared: torch.Tensor, slices: Sequence[int]
-) -> tuple[float, int]:
+def _worst_slice(squared_error: torch.Tensor, squared: torch.Tensor, slices: Sequence[int]) -> tuple[float, int]:
     worst, where = 0.0, -1
     average = float(squared.sum())
     for axis in slices:

@@ -89,8 +89,6 @@ def collect(folder: Path) -> Solution:
     return _solution(root)
 
 
-
-
 def _solution(root: int) -> Solution:
     contents: dict[str, bytes] = {}
     room = SIZE_CAP

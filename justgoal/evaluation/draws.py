@@ -154,9 +154,7 @@ class Comparison:
     def add(self, draw: Draw, outputs: Sequence[torch.Tensor]) -> None:
         self.drawn += 1
         wrong = False
-        for index, (found, allowed) in enumerate(
-            zip(self.problem.errors(draw, outputs), draw.bounds, strict=True)
-        ):
+        for index, (found, allowed) in enumerate(zip(self.problem.errors(draw, outputs), draw.bounds, strict=True)):
             factor, which = worst(found, allowed)
             wrong = wrong or factor > 1
             if factor > self.worst.get(index, (-1.0, 0, 0))[0]:

@@ -104,5 +104,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-

@@ -52,9 +52,7 @@ class Verdict:
         if not self.correct:
             return f"{WORDS[self.kind]}: {self.reason}"
         assert self.latency is not None and self.speedup is not None
-        return (
-            f"correct, {figures.latency(self.latency)}, {figures.speedup(self.speedup, self.resolution)}"
-        )
+        return f"correct, {figures.latency(self.latency)}, {figures.speedup(self.speedup, self.resolution)}"
 
     def standing(self) -> str:
         """How a correct solution compares with the champion; empty when there is nothing to compare."""

@@ -103,9 +103,7 @@ def failure(stage: str, error: BaseException) -> bytes:
     sys.stderr.flush()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename.startswith(str(SOLUTION))]
-    return json.dumps(
-        {"failed": stage, "type": type(error).__name__, "line": lines[-1] if lines else None}
-    ).encode()
+    return json.dumps({"failed": stage, "type": type(error).__name__, "line": lines[-1] if lines else None}).encode()
 
 
 def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Callable[[], bytes]:
@@ -119,9 +117,7 @@ def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Ca
     names = [item["name"] for item in setup["outputs"]]
 
     def call() -> bytes:
-        given = [
-            value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)
-        ]
+        given = [value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)]
         returned = run(*given, **extra)
         if not isinstance(returned, (tuple, list)):
             returned = (returned,)

@@ -72,7 +72,5 @@ def _checked_url(url: str) -> str:
     except ValueError:
         complete = False
     if not complete:
-        raise UsageError(
-            f"--base-url {url!r} is no address of a server: give one such as http://localhost:8000"
-        )
+        raise UsageError(f"--base-url {url!r} is no address of a server: give one such as http://localhost:8000")
     return url

@@ -96,9 +96,7 @@ def is_transient(error: BaseException) -> bool:
 def _ending(failure: AttemptError) -> JustgoalError:
     """What ends the run when trying again is no use."""
     if failure.code in NEEDS_A_PERSON or failure.status == 402:
-        return Resumable(
-            f"the account cannot pay for more requests ({failure}); start the same command once it can"
-        )
+        return Resumable(f"the account cannot pay for more requests ({failure}); start the same command once it can")
     if failure.status in (401, 403):
         return Fatal(f"the model's server does not accept the API key ({failure.status}, {failure})")
     if failure.status == 404:

@@ -40,8 +40,9 @@ class Bubblewrap:
             raise UsageError("bubblewrap is not installed: apt install bubblewrap")
         if os.geteuid() != 0:
             raise Fatal("sandboxes need root here: run as root or with sudo")
-        self.version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True,
-                                      check=True).stdout.split()[-1]
+        self.version = subprocess.run(
+            ["bwrap", "--version"], capture_output=True, text=True, check=True
+        ).stdout.split()[-1]
         self._groups = cgroups.hierarchies()
         self._groups.sweep()
         self._stage = mounts.stage()
@@ -82,13 +83,24 @@ class Bubblewrap:
         environment = {**mounts.environment(self._stage), **spec.environment}
         capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
         return [
-            "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-            "--hostname", "sandbox", "--new-session", "--die-with-parent",
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup",
+            "--hostname",
+            "sandbox",
+            "--new-session",
+            "--die-with-parent",
             *(("--as-pid-1",) if spec.as_pid_1 else ()),
             *(word for capability in capabilities for word in ("--cap-add", capability)),
-            "--clearenv", *(word for item in environment.items() for word in ("--setenv", *item)),
-            *tree.arguments, "--remount-ro", "/",
-            "--chdir", "/workspace" if "/workspace" in own else "/tmp/home",
+            "--clearenv",
+            *(word for item in environment.items() for word in ("--setenv", *item)),
+            *tree.arguments,
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/workspace" if "/workspace" in own else "/tmp/home",
         ]
 
 
@@ -206,8 +218,19 @@ def _launch(
 ) -> subprocess.Popen[bytes]:
     """Start bubblewrap by way of a shell that joins the groups and puts the descriptors in their places."""
     uid = str(spec.uid)
-    become = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
-              "--bounding-set=-all", "--no-new-privs", "--", *spec.command]
+    become = [
+        "setpriv",
+        "--reuid",
+        uid,
+        "--regid",
+        uid,
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+        "--no-new-privs",
+        "--",
+        *spec.command,
+    ]
     passed = [fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, 10)]
     if refused := seccomp.program():
         passed.append(_memory_file(refused))
@@ -216,9 +239,16 @@ def _launch(
     script = _LAUNCH.format(groups=" ".join(group.joins), arguments=passed[0], channel=passed[1])
     printed = subprocess.DEVNULL if spec.quiet else output
     try:
-        return subprocess.Popen(["/bin/bash", "-c", script, "launch", *become], stdin=subprocess.DEVNULL,
-                                stdout=printed, stderr=printed, pass_fds=passed, cwd="/",
-                                env={"PATH": os.defpath}, start_new_session=True)  # Ctrl-C is not for them
+        return subprocess.Popen(
+            ["/bin/bash", "-c", script, "launch", *become],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=passed,
+            cwd="/",
+            env={"PATH": os.defpath},
+            start_new_session=True,
+        )  # Ctrl-C is not for them
     finally:
         for descriptor in passed:
             os.close(descriptor)

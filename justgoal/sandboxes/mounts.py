@@ -11,8 +11,19 @@ from pathlib import Path
 from justgoal.sandboxes import Mount
 from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
 
-__all__ = ["ACCOUNT", "PATH", "Stage", "agent_folder", "environment", "links", "masked", "mounts", "own_folder",
-           "stage", "stage_tree"]
+__all__ = [
+    "ACCOUNT",
+    "PATH",
+    "Stage",
+    "agent_folder",
+    "environment",
+    "links",
+    "masked",
+    "mounts",
+    "own_folder",
+    "stage",
+    "stage_tree",
+]
 
 ACCOUNT = "agent"
 PATH = f"{VENV}/bin:/opt/justgoal:/usr/bin:/usr/sbin"
@@ -26,8 +37,11 @@ def mounts(staged: Stage, uid: int) -> list[Mount]:
     """The read-only mounts of every sandbox, parents before children."""
     usr = [Path("/usr") / name for name in _USR]
     share = [path for pattern in _SHARE for path in sorted(Path("/usr/share").glob(pattern))]
-    folders = [path for path in (*usr, *share, *_top_level(), *(Path("/etc") / name for name in _ETC))
-               if path.exists() and not path.is_symlink()]
+    folders = [
+        path
+        for path in (*usr, *share, *_top_level(), *(Path("/etc") / name for name in _ETC))
+        if path.exists() and not path.is_symlink()
+    ]
     identity = _identity_files(uid)
     return [
         *(Mount(path, str(path)) for path in folders),
@@ -52,8 +66,16 @@ def masked() -> list[str]:
 def environment(staged: Stage) -> dict[str, str]:
     """The whole environment of a sandbox, besides what its Spec adds."""
     libraries = {"LD_LIBRARY_PATH": f"{PYTHON}/lib"} if staged.libraries else {}
-    return {"HOME": "/tmp/home", "LANG": "C.UTF-8", "LOGNAME": ACCOUNT, "PATH": PATH, "TERM": "dumb",
-            "TMPDIR": "/tmp", "USER": ACCOUNT, **libraries}
+    return {
+        "HOME": "/tmp/home",
+        "LANG": "C.UTF-8",
+        "LOGNAME": ACCOUNT,
+        "PATH": PATH,
+        "TERM": "dumb",
+        "TMPDIR": "/tmp",
+        "USER": ACCOUNT,
+        **libraries,
+    }
 
 
 def agent_folder(run: Path, uid: int) -> Path:
@@ -91,7 +113,7 @@ def _identity_files(uid: int) -> Path:
     folder = neutral_folder() / "identity" / str(uid)
     texts = {
         "passwd": f"root:x:0:0:root:/root:/bin/false\n{ACCOUNT}:x:{uid}:{uid}:{ACCOUNT}:/tmp/home:/bin/bash\n"
-                  "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+        "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "group": f"root:x:0:\n{ACCOUNT}:x:{uid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
         "hostname": "sandbox\n",

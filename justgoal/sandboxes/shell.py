@@ -60,11 +60,20 @@ class FileResult:
     ok: bool
 
 
-def agent_spec(workspace: Path, task: Path, gate: Path | None, limits: Limits, uid: int,
-               environment: Mapping[str, str] | None = None) -> Spec:
+def agent_spec(
+    workspace: Path,
+    task: Path,
+    gate: Path | None,
+    limits: Limits,
+    uid: int,
+    environment: Mapping[str, str] | None = None,
+) -> Spec:
     """The agent's sandbox: /workspace to write in, /task to read, the folder of the gate's socket."""
-    mounts = [Mount(stage_tree(resources.sandbox_files()), "/opt/justgoal"), Mount(task, "/task"),
-              Mount(workspace, "/workspace", writable=True)]
+    mounts = [
+        Mount(stage_tree(resources.sandbox_files()), "/opt/justgoal"),
+        Mount(task, "/task"),
+        Mount(workspace, "/workspace", writable=True),
+    ]
     if gate is not None:
         mounts.append(Mount(gate, "/run/justgoal"))
     command = ("/opt/venv/bin/python", "-ES", "/opt/justgoal/init.py")
@@ -119,7 +128,7 @@ class Shell:
         return self._result(*self._answer(_STOPPING, None))
 
     def _result(self, answer: Message, extra: bytes) -> CommandResult:
-        head, tail = extra[:answer["head"]], extra[answer["head"]:]
+        head, tail = extra[: answer["head"]], extra[answer["head"] :]
         output = _text(extra)
         if omitted := answer["total"] - len(extra):
             notice = self._notices["omitted" if answer["file"] else "omitted_lost"]
@@ -183,7 +192,7 @@ class Shell:
         end = 8 + length + extra
         if len(self._received) < end:
             return None
-        frame = self._received[8:8 + length], self._received[8 + length:end]
+        frame = self._received[8 : 8 + length], self._received[8 + length : end]
         self._received = self._received[end:]
         return json.loads(frame[0]), frame[1]
 

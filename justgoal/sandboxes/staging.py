@@ -68,10 +68,14 @@ def stage_tree(source: Path) -> Path:
     Named by its contents, so that the same folder is copied once and its name tells nothing about its origin.
     Links, special files, hidden names and __pycache__ are left out.
     """
-    files = {file.relative_to(source): file for file in sorted(source.rglob("*"))
-             if file.is_file() and not file.is_symlink()}
-    files = {name: file for name, file in files.items()
-             if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)}
+    files = {
+        file.relative_to(source): file for file in sorted(source.rglob("*")) if file.is_file() and not file.is_symlink()
+    }
+    files = {
+        name: file
+        for name, file in files.items()
+        if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+    }
     digest = hashlib.sha256()
     for name, file in files.items():
         digest.update(f"{name}\0{file.stat().st_mode & 0o100}\0{file.stat().st_size}\0".encode())
@@ -203,8 +207,7 @@ def _stage_venv(target: Path, packages: list[metadata.Distribution]) -> None:
         (target / "bin" / name).symlink_to(f"{PYTHON}/bin/{_VERSION}")
     version = ".".join(map(str, sys.version_info[:3]))
     configuration = target / "pyvenv.cfg"
-    configuration.write_text(
-        f"home = {PYTHON}/bin\ninclude-system-site-packages = false\nversion = {version}\n")
+    configuration.write_text(f"home = {PYTHON}/bin\ninclude-system-site-packages = false\nversion = {version}\n")
     configuration.chmod(0o644)
     for package in packages:
         root = Path(str(package.locate_file("")))
