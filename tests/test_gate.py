@@ -30,7 +30,7 @@ REPORT = ExpertReport({"eager": 2e-3, "slow": 4e-3}, {"eager": {"out": 3.3e-8, "
 FIRST = solution(HONEST)
 OTHER = solution(HONEST + "# another\n")
 CORRECT = Verdict("correct", latency=1e-3, expert_latency=2e-3, expert="eager", speedup=2.0, resolution=0.01,
-                  improved=True)  # fmt: skip
+                  improved=True, errors={"out": (3.3e-8, 1.1e-7), "total": (0.0, 2.5e-8)})  # fmt: skip
 WRONG = Verdict("wrong", "output 1 (total): relative error is 4.1x the allowed error, on 3 of 4 inputs")
 
 
@@ -100,11 +100,12 @@ def test_expert(start: Callable[..., Run]) -> None:
     assert run.events() == []
 
 
-@pytest.mark.parametrize("arguments", [["x"], ["--help"], ["--expert", "x"], [""], ["/workspace/solution"]])
+@pytest.mark.parametrize("arguments", [["x"], ["--expert", "x"], [""], ["--help", "x"], ["/workspace/solution"]])
 def test_usage(start: Callable[..., Run], arguments: list[str]) -> None:
     run = start()
     run.write(FIRST)
     assert run.ask(*arguments) == (USAGE.splitlines(), 2)
+    assert run.ask("--help") == run.ask("-h") == (USAGE.splitlines(), 0)
     assert run.events() == []
 
 
@@ -191,6 +192,7 @@ def test_the_same_files_are_answered_from_the_record(start: Callable[..., Run]) 
             f"evaluation {number}: correct, 1.00 ms, 2.00x ± 1.0 %",
             "the same files as in evaluation 1: not measured again",
             "expert (eager) beside it: 2.00 ms",
+            "relative error: out 3.3e-08 (allowed 1.1e-07), total 0.0e+00 (allowed 2.5e-08)",
             f"{21 - number} evaluations left without an improvement",
         ], 0)  # fmt: skip
     run.write(OTHER)
@@ -202,7 +204,7 @@ def test_the_same_files_are_answered_from_the_record(start: Callable[..., Run]) 
     repeated = [(v["number"], v["repeat_of"], v["improved"]) for v in run.state.evaluations]
     assert repeated == [(1, None, True), (2, None, False), (3, 1, False), (4, 1, False), (5, 2, False)]
     assert run.state.champion == 1
-    assert Verdict.from_json(run.state.evaluations[2]).standing() == "not faster than the champion (the same files)"
+    assert Verdict.from_json(run.state.evaluations[2]).standing() == "no improvement: the same files"
 
 
 def test_a_repeated_champion_ends_the_run(start: Callable[..., Run]) -> None:
@@ -218,8 +220,9 @@ def test_what_resets_the_count(start: Callable[..., Run]) -> None:
     """The first correct one whatever its speed, and every improvement; a correct one that is not faster does not."""
     run = start(patience=3)
     run.solution.mkdir(parents=True)
-    slower = Verdict("correct", "0.91x", latency=1e-2, expert_latency=2e-3, expert="eager", speedup=0.2,
-                     resolution=0.01)  # fmt: skip
+    slower = Verdict(
+        "correct", "0.91x", latency=1e-2, expert_latency=2e-3, expert="eager", speedup=0.2, resolution=0.01
+    )
     left = []
     for number, verdict in enumerate((WRONG, slower, slower, CORRECT, slower, WRONG), start=1):
         run.recorded(number, solution(HONEST + f"# {number}\n"), verdict)
@@ -260,10 +263,12 @@ def test_files_are_kept_before_anything_is_written_down(start: Callable[..., Run
 @pytest.mark.parametrize(
     ("verdict", "lines"),
     [
-        (CORRECT, ["correct, 1.00 ms, 2.00x ± 1.0 %", "champion", "expert (eager) beside it: 2.00 ms"]),
-        (Verdict("correct", "1.003x", latency=1e-3, expert_latency=2e-3, expert="eager", speedup=2.0, resolution=0.01),
-         ["correct, 1.00 ms, 2.00x ± 1.0 %", "not faster than the champion (1.003x)",
-          "expert (eager) beside it: 2.00 ms"]),
+        (CORRECT, ["correct, 1.00 ms, 2.00x ± 1.0 %", "champion", "expert (eager) beside it: 2.00 ms",
+                   "relative error: out 3.3e-08 (allowed 1.1e-07), total 0.0e+00 (allowed 2.5e-08)"]),
+        (Verdict("correct", "1.003x beside the champion", latency=1e-3, expert_latency=2e-3, expert="eager",
+                 speedup=2.0, resolution=0.01, errors={"best": (0.0, 0.0)}),
+         ["correct, 1.00 ms, 2.00x ± 1.0 %", "no improvement: 1.003x beside the champion",
+          "expert (eager) beside it: 2.00 ms", "relative error: best 0.0e+00 (allowed 0.0e+00)"]),
         (Verdict("build", "SyntaxError at line 3 of the solution", output="a\nb"), None),
         (Verdict("timeout", "a call had not ended after 2 s"), ["timed out: a call had not ended after 2 s"]),
     ],

@@ -340,8 +340,8 @@ def test_ctrl_c_during_a_wait_comes_through(ask: Ask) -> None:
     [
         (Status(400, "invalid_request_error", "prompt is too long"), Fatal, "prompt is too long"),
         (Status(413, "request_too_large", "33 MB"), Fatal, "33 MB"),
-        (Status(401, "authentication_error", "invalid key"), Fatal, "does not accept the API key"),
-        (Status(403, "permission_error", "not yours"), Fatal, "does not accept the API key"),
+        (Status(401, "authentication_error", "invalid key"), Resumable, "does not accept the API key"),
+        (Status(403, "permission_error", "not yours"), Resumable, "does not accept the API key"),
         (Status(404, "not_found_error", "model: some-model"), Fatal, "does not know this model or address"),
         (Status(402, "billing_error", "no credit"), Resumable, "no credit"),
         (

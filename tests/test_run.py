@@ -236,6 +236,7 @@ def test_what_the_model_was_told(whole: Whole) -> None:
     figures = r"correct, \S+ [um]?s, \d+\.\d+x ± \S+ %"
     assert re.fullmatch(
         rf"evaluation 2: {figures}\nchampion\nexpert \(eager\) beside it: \S+ [um]?s\n"
+        r"relative error: out \S+ \(allowed \S+\), total \S+ \(allowed \S+\)\n"
         r"2 evaluations left without an improvement", correct,
     ), correct  # fmt: skip
     assert re.match(rf"evaluation 3: {figures}\nthe same files as in evaluation 2: not measured again\n", last)
@@ -268,8 +269,8 @@ def test_what_is_printed(whole: Whole) -> None:
 
 {clock} evaluation 1: wrong: output .*; 1 left
 {clock} evaluation 2: {figures}, champion; 2 left
-{clock} evaluation 3: {figures}, not faster than the champion \(the same files\); 1 left
-{clock} evaluation 4: {figures}, not faster than the champion \(the same files\); 0 left
+{clock} evaluation 3: {figures}, no improvement: the same files; 1 left
+{clock} evaluation 4: {figures}, no improvement: the same files; 0 left
 {clock} stopped: 2 evaluations in a row without an improvement
 {clock} final: evaluation 2 judged afresh: correct, \d+\.\d+x ± \S+ % over the expert \(eager\)
 {clock} justgoal show {re.escape(str(runner.folder))}
@@ -451,10 +452,13 @@ def test_no_time_at_all(runner: Runner) -> None:
 
 @pytest.mark.slow
 def test_key_is_not_accepted(runner: Runner) -> None:
-    with MessagesServer(Status(401, "authentication_error", "invalid x-api-key")) as server:
-        done = runner.run(server)
-    assert done.code == 5
-    assert "stopped: the model's server does not accept the API key (401, " in done.out
+    """Paused: with a key that is accepted the same command goes on."""
+    with MessagesServer(Status(401, "authentication_error", "invalid x-api-key"), command(1, "true")) as server:
+        done = runner.run(server, "--max-turns", "1")
+        assert done.code == 3
+        assert "paused: the model's server does not accept the API key (401, " in done.out
+        assert "; start the same command with one that it accepts\n" in done.out
+        assert runner.run(server, "--max-turns", "1").code == 0
 
 
 # -------------------------------------------------------------------- interrupted and gone on with

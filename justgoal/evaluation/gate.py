@@ -30,6 +30,7 @@ REQUEST_CAP = 1 << 16
 REQUEST_LIMIT = 1.0  # s for a request to arrive
 SEND_LIMIT = 2.0  # s for an answer to be taken
 USAGE = "usage: evaluate           judge /workspace/solution\n       evaluate --expert  the expert's figures here"
+HELP = (["--help"], ["-h"])
 ABSENT = "there is no folder /workspace/solution yet: nothing was judged, and nothing counts"
 
 
@@ -170,7 +171,7 @@ class Gate:
         if arguments == ["--expert"]:
             return self._report.sentence(), 0
         if arguments:
-            return USAGE, 2
+            return USAGE, 0 if arguments in HELP else 2
         if arguments is None:
             return "the request could not be read", 2
         verdict = self._court.evaluate()
@@ -187,6 +188,7 @@ class Gate:
             lines.append(standing)
         if verdict.correct and verdict.expert_latency is not None:
             lines.append(f"expert ({verdict.expert}) beside it: {figures.latency(verdict.expert_latency)}")
+            lines.append(f"relative error: {verdict.accuracy()}")
         left = self._patience.left(self._state.evaluations)
         lines.append(f"{figures.amount(left, 'evaluation')} left without an improvement")
         if verdict.output:

@@ -90,10 +90,12 @@ class Judge:
         improved = faster and self._ratchet.allows(verdict.speedup, verdict.resolution, gain)
         reason = ""
         if not faster:
-            reason = figures.speedup(ratios[-1])
+            reason = f"{figures.speedup(ratios[-1])} beside the champion"
         elif not improved:
             demanded = figures.speedup(self._ratchet.demanded(gain))
-            reason = f"{figures.speedup(gain)} in every pair, but then it should be {demanded} over the expert"
+            reason = (
+                f"{figures.speedup(gain)} beside the champion, which should be {demanded} over the expert and is not"
+            )
         if improved:
             if self._champion is not None:
                 os.close(self._champion)

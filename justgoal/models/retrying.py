@@ -98,7 +98,10 @@ def _ending(failure: AttemptError) -> JustgoalError:
     if failure.code in NEEDS_A_PERSON or failure.status == 402:
         return Resumable(f"the account cannot pay for more requests ({failure}); start the same command once it can")
     if failure.status in (401, 403):
-        return Fatal(f"the model's server does not accept the API key ({failure.status}, {failure})")
+        return Resumable(
+            f"the model's server does not accept the API key ({failure.status}, {failure}); "
+            "start the same command with one that it accepts"
+        )
     if failure.status == 404:
         return Fatal(f"the model's server does not know this model or address ({failure.status}, {failure})")
     return Fatal(f"the model's server rejected the request ({failure.status}, {failure})")
