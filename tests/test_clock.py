@@ -109,6 +109,15 @@ def test_values_arrive_and_return_to_the_bit(start: Start) -> None:
         assert [torch.equal(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * 6
 
 
+def test_work_is_done_while_a_build_is_waited_for(start: Start) -> None:
+    """Until none is left; what the build prints meanwhile, more than a pipe holds, does not stop it."""
+    [worker] = start("print('x' * (1 << 20), flush=True)\n\ndef run(x):\n    return x\n", role="build")
+    left = [True, True, False]
+    worker.meanwhile = lambda: left.pop(0)
+    worker.imported(60)
+    assert (left, worker.meanwhile, worker.printed()) == ([], None, "x" * 4095 + "\n")
+
+
 BUSY = """
 import threading, time, torch
 

@@ -61,13 +61,15 @@ class Bench:
         self._noop = Party(NOOP, idle.start([noop])[0])
         self._import(self._noop)
 
-    def build(self, source: int) -> int:
+    def build(self, source: int, meanwhile: Callable[[], bool] | None = None) -> int:
         """Import and call on public inputs in a build sandbox; returns the tree with all that this added to it.
 
-        No hidden input exists for it, so everything that it prints, tracebacks included, may be shown.
+        It is given no hidden input, so everything that it prints, tracebacks included, may be shown. For `meanwhile`
+        see Worker.
         """
         self._lines = _lines(source)
         [worker] = self._workers.start([source], role="build")
+        worker.meanwhile = meanwhile
         try:
             worker.imported(BUILD_LIMIT)
             for seed, limit in ((PUBLIC_SEED, BUILD_LIMIT), (PUBLIC_SEED + 1, FIRST_CALL_LIMIT)):

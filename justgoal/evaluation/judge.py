@@ -62,7 +62,7 @@ class Judge:
         candidate = None
         try:
             self._bench.phase("building")
-            candidate = self._bench.build(source)
+            candidate = self._bench.build(source, self.step)
             watch.lap("build")
             draws = self.take_draws()
             watch.lap("draws")
@@ -110,7 +110,7 @@ class Judge:
         candidate = None
         try:
             self._bench.phase("building")
-            candidate = self._bench.build(source)
+            candidate = self._bench.build(source, self.step)
             draws = self.take_draws()
             for number in range(FINAL_PAIRS):
                 if 0 < number < FINAL_DRAWS:

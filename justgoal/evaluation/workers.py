@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from justgoal.errors import EvaluatorFailed
@@ -28,7 +28,10 @@ DRAINS = 32  # reads of 64 KB: a pipe holds 1 MB at most, and its writer may go 
 
 
 class Worker(Party):
-    """One sandbox with one solution in it; `printed` keeps the first and last part of a build's output."""
+    """One sandbox with one solution in it; `printed` keeps the first and last part of a build's output.
+
+    `meanwhile`, which does a piece of work and says whether more is left, is called while a build is waited for.
+    """
 
     def __init__(self, workers: "Workers", number: int, descriptors: Sequence[int]) -> None:
         channel, write_fd, read_fd, *pipe = descriptors
@@ -42,6 +45,7 @@ class Worker(Party):
         self._number = number
         self._pipe = pipe[0] if pipe else None
         self._head, self._tail = b"", b""
+        self.meanwhile: Callable[[], bool] | None = None
 
     def answer(self, limit: float) -> tuple[bytes, bool]:
         if self._pipe is None:
@@ -51,7 +55,9 @@ class Worker(Party):
         poller.register(self._pipe, select.POLLIN)
         end = time.monotonic() + limit
         while (left := end - time.monotonic()) > 0:
-            ready = [descriptor for descriptor, _ in poller.poll(left * 1000)]
+            ready = [descriptor for descriptor, _ in poller.poll(0 if self.meanwhile else left * 1000)]
+            if not ready and self.meanwhile and not self.meanwhile():
+                self.meanwhile = None
             if self._pipe in ready and not self._drain():
                 poller.unregister(self._pipe)
             if self.channel.fileno() in ready:
