@@ -192,13 +192,16 @@ def test_a_sparse_file_is_not_read_whole(folder: Path) -> None:
     assert why(folder) == "sparse is larger than 64 MB"
 
 
-def test_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES_CAP", 3)
-    for name in "ab":
-        (folder / name).write_bytes(b"")
+@pytest.mark.parametrize(("outer", "inner"), [(9_999, 0), (99, 100)])
+def test_too_many(folder: Path, outer: int, inner: int) -> None:
+    """Ten thousand files and folders are not; empty folders count too."""
+    for one in range(outer):
+        (folder / f"{one}").mkdir()
+        for other in range(inner):
+            (folder / f"{one}" / f"{other}").touch()
     collect(folder)
-    (folder / "c").write_bytes(b"")
-    assert why(folder) == "it has more than 3 files"
+    (folder / "more").mkdir()
+    assert why(folder) == "it has more than 10000 files and folders"
 
 
 @pytest.fixture

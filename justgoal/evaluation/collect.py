@@ -13,10 +13,12 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 SIZE_CAP = 64 << 20
 FILES_CAP = 10_000
+TOO_MANY = f"it has more than {FILES_CAP} files and folders"
 PATH_CAP = 512
 """Bytes: of a longer path the copy could not be opened again, and a deeper one would exhaust frames or descriptors."""
 ENTRY = "solution.py"
@@ -93,13 +95,15 @@ def _solution(root: int) -> Solution:
     contents: dict[str, bytes] = {}
     room = SIZE_CAP
     try:
-        for path, data in _walk(root, ""):
+        for count, (path, data) in enumerate(_walk(root, ""), start=1):
+            if count > FILES_CAP:
+                raise InvalidSolution(TOO_MANY)
+            if data is None:
+                continue
             contents[path] = data
             room -= len(data)
             if room < 0:
                 raise InvalidSolution(f"its files take more than {SIZE_CAP >> 20} MB")
-            if len(contents) > FILES_CAP:
-                raise InvalidSolution(f"it has more than {FILES_CAP} files")
     finally:
         os.close(root)
     if ENTRY not in contents:
@@ -107,8 +111,13 @@ def _solution(root: int) -> Solution:
     return Solution(contents)
 
 
-def _walk(folder: int, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for name in sorted(os.listdir(folder)):
+def _walk(folder: int, prefix: str) -> Iterator[tuple[str, bytes | None]]:
+    """Every file with its bytes, and every folder with None before what is in it."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, FILES_CAP + 1)]
+    if len(names) > FILES_CAP:
+        raise InvalidSolution(TOO_MANY)
+    for name in sorted(names):
         path = f"{prefix}{name}"
         if name == "__pycache__":
             continue
@@ -123,6 +132,7 @@ def _walk(folder: int, prefix: str) -> Iterator[tuple[str, bytes]]:
         try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
+                yield path, None
                 yield from _walk(descriptor, f"{path}/")
             elif stat.S_ISREG(mode):
                 yield path, _read(descriptor, path)
