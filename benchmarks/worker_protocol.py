@@ -8,6 +8,7 @@ Run as root on an idle machine. Every figure is printed with what it is compared
 """
 
 import argparse
+import os
 import random
 import socket
 import statistics
@@ -15,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from justgoal.evaluation.evaluator import compute_environment
 
 OPERATORS = Path(__file__).parent / "operators"
 SPINS = (0.0002, 0.001, 0.01, 0.1)
@@ -191,6 +194,7 @@ def main() -> None:
     parser.add_argument("what", choices=("clock", "improvements", "gains"))
     parser.add_argument("-n", type=int, default=0, help="evaluations per operator (30 and 20 by default)")
     given = parser.parse_args()
+    os.environ.update(compute_environment())  # as a judge's, before torch is imported
     if given.what == "clock":
         clock()
     elif given.what == "improvements":

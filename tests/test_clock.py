@@ -118,6 +118,34 @@ def test_work_is_done_while_a_build_is_waited_for(start: Start) -> None:
     assert (left, worker.meanwhile, worker.printed()) == ([], None, "x" * 4095 + "\n")
 
 
+BOUND = """
+import ctypes, os, subprocess, torch
+
+with open("procs.c", "w") as file:
+    file.write("#include <omp.h>\\nint procs(void) { return omp_get_num_procs(); }\\n")
+subprocess.run(["g++", "-x", "c", "-fopenmp", "-shared", "-fPIC", "procs.c", "-o", "procs.so"], check=True)
+procs = ctypes.CDLL("./procs.so").procs
+
+def run(x):
+    torch.ones(1 << 20).exp()
+    mine = os.sched_getaffinity(0)
+    others = [os.sched_getaffinity(int(one)) for one in os.listdir("/proc/self/task") if int(one) != os.getpid()]
+    bound = {min(cores) for cores in others if len(cores) == 1}
+    return torch.tensor([float(procs()), float(len(mine)), float(len(bound))])
+"""
+
+
+def test_threads_are_spread_over_the_cores(start: Start) -> None:
+    """Those of torch's OpenMP are bound to one core each; another OpenMP, and the thread that calls, have them all."""
+    [worker] = start(BOUND, outputs=[Field("y", "float32", (3,))])
+    worker.imported(60)
+    worker.inputs.write([torch.zeros(1)])
+    worker.outputs.poison()
+    worker.call(60)
+    cores = len(os.sched_getaffinity(0))
+    assert worker.outputs.read()[0].tolist() == [cores, cores, cores - 1]
+
+
 BUSY = """
 import threading, time, torch
 
