@@ -110,8 +110,8 @@ class WorkerHost:
     def _spec(self, role: str) -> Spec:
         """The same for every party in everything that a solution could look at; a build also shows what it prints.
 
-        OpenMP threads are bound to cores: a scheduler that thinks little of short calls puts two threads on one core,
-        sees it at its next tick, and one call in four took 4 ms longer (measured).
+        OpenMP threads are bound to cores: a scheduler that packs short-lived load leaves two threads on one core until
+        its next tick, 4 ms later (docs/decisions.md).
         """
         variables = {
             "OMP_PROC_BIND": "spread",
