@@ -9,7 +9,6 @@ Run as root on an idle machine. Every figure is printed with what it is compared
 
 import argparse
 import os
-import random
 import socket
 import statistics
 import threading
@@ -23,16 +22,13 @@ OPERATORS = Path(__file__).parent / "operators"
 SPINS = (0.0002, 0.001, 0.01, 0.1)
 SPIN = """
 import time
-import torch
-
-OUT = torch.zeros(1)
 
 
-def run(x):
+def run(x, out):
     end = time.clock_gettime(time.CLOCK_MONOTONIC) + {seconds}
     while time.clock_gettime(time.CLOCK_MONOTONIC) < end:
         pass
-    return OUT
+    return out
 """
 SLOWER = """
 import time
@@ -73,51 +69,55 @@ def with_judge(body: Callable[[socket.socket], None]) -> None:
 
 
 def clock() -> None:
-    """20 medians of 20 no-ops; then, for each spinning solution, its median with the no-op beside it subtracted."""
+    """20 medians of 20 no-ops; then, for each spinning solution, its median with the window's cost subtracted."""
     import torch
 
-    from justgoal.evaluation.bench import FIRST_CALL_LIMIT
-    from justgoal.evaluation.clock import Flush, undisturbed, warm_up
-    from justgoal.evaluation.evaluator import NOOP, threads
+    from justgoal.evaluation.bench import BLANK_LIMIT, FIRST_CALL_LIMIT
+    from justgoal.evaluation.clock import Flush, cost, undisturbed, warm_up
+    from justgoal.evaluation.evaluator import BLANK, threads
     from justgoal.evaluation.memory import Field, sealed
     from justgoal.evaluation.workers import IMPORT_LIMIT, Worker, Workers
 
-    fields = [Field("x", "float32", (1 << 20,))]
     flush, data = Flush(threads()), torch.randn(1 << 20)
-
-    def call(worker: Worker) -> float:
-        worker.inputs.write([data])
-        flush()
-        return worker.call(FIRST_CALL_LIMIT)
+    seconds_field = [Field("seconds", "float64", (1,))]
 
     def body(runtime: socket.socket) -> None:
-        workers = Workers(runtime, fields, [Field("y", "float32", (1,))], threads())
-        sources = [NOOP, NOOP, *(SPIN.format(seconds=seconds).encode() for seconds in SPINS)]
-        started = workers.start([sealed(_tar(source)) for source in sources])
-        for worker in started:
+        workers = Workers(runtime, [Field("x", "float32", (1 << 20,))], [Field("y", "float32", (1,))], threads())
+        started = workers.start([sealed(_tar(SPIN.format(seconds=seconds).encode())) for seconds in SPINS])
+        [blank] = Workers(runtime, seconds_field, seconds_field, threads()).start([sealed(_tar(BLANK))])
+        for worker in [blank, *started]:
             worker.imported(IMPORT_LIMIT)
-            call(worker)
-        noop, _, *spinning = started
-        awake = workers.keep_awake()
-        with undisturbed(awake):
-            warm_up(noop)
-            medians = [statistics.median(call(noop) for _ in range(20)) for _ in range(20)]
+
+        def call(worker: Worker) -> float:
+            worker.inputs.write([data])
+            flush()
+            return worker.call(FIRST_CALL_LIMIT)
+
+        def window(seconds: float) -> float:
+            started[0].inputs.write([data])
+            flush()
+            return cost(blank, min(seconds, BLANK_LIMIT))
+
+        workers.keep_awake().thaw()
+        time.sleep(1.0)
+        with undisturbed():
+            warm_up(blank)
+            medians = [statistics.median(window(0.0) for _ in range(20)) for _ in range(20)]
         low, high = min(medians), max(medians)
         print("no-op, 4 MB of input, median of 20 calls, repeated 20 times (us)")
         print(f"  median {statistics.median(medians) * 1e6:.1f}   lowest {low * 1e6:.1f}   highest {high * 1e6:.1f}   "
               f"range {(high - low) * 1e6:.1f}\n")  # fmt: skip
-        print("spinning solutions, median of rounds, the no-op of the same rounds subtracted")
+        print("spinning solutions, median of rounds, the cost of a window beside them subtracted")
         print(f"{'spins':>10} {'measured':>12} {'error':>10} {'error':>8}")
-        for seconds, worker in zip(SPINS, spinning, strict=True):
-            times: dict[Worker, list[float]] = {worker: [], noop: []}
-            with undisturbed(awake):
-                for _ in range(20 if seconds < 0.05 else 9):
-                    for party in random.sample([worker, noop], 2):
-                        times[party].append(call(party))
-            found = statistics.median(times[worker]) - statistics.median(times[noop])
+        for seconds, worker in zip(SPINS, started, strict=True):
+            call(worker)
+            with undisturbed():
+                warm_up(blank)
+                rounds = [(call(worker), window(seconds)) for _ in range(20 if seconds < 0.05 else 9)]
+            found = statistics.median(took for took, _ in rounds) - statistics.median(cost for _, cost in rounds)
             print(f"{seconds * 1e3:>7g} ms {found * 1e3:>9.4f} ms {(found - seconds) * 1e6:>+7.1f} us "
                   f"{100 * (found / seconds - 1):>+6.2f} %")  # fmt: skip
-        for worker in started:
+        for worker in [blank, *started]:
             worker.close()
 
     with_judge(body)

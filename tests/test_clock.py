@@ -16,13 +16,14 @@ import torch
 from solutions import descendants, solution
 
 from justgoal.evaluation import workers as module
-from justgoal.evaluation.clock import CallFailed, undisturbed
-from justgoal.evaluation.evaluator import WorkerHost, threads
+from justgoal.evaluation.clock import CallFailed, cost, undisturbed
+from justgoal.evaluation.evaluator import BLANK, WorkerHost, threads
 from justgoal.evaluation.memory import Field, sealed
 from justgoal.evaluation.workers import Worker, Workers
 from justgoal.sandboxes.bubblewrap import Bubblewrap
 
 ONE = [Field("x", "float32", (1,))]
+SECONDS = [Field("seconds", "float64", (1,))]
 Start = Callable[..., list[Worker]]
 
 
@@ -300,15 +301,49 @@ def test_time_is_that_of_the_solution(start: Start) -> None:
     assert nothing < one / 4
 
 
-def test_undisturbed(judge: Judge) -> None:
-    """No garbage collection and one core inside; cores are kept awake then, and only then."""
-    cores = os.sched_getaffinity(0)
-    awake = Workers(judge.runtime, ONE, ONE, threads()).keep_awake()
-    assert awake.frozen()
-    with undisturbed(awake):
-        assert (gc.isenabled(), len(os.sched_getaffinity(0)), awake.frozen()) == (False, 1, False)
-    assert (gc.isenabled(), os.sched_getaffinity(0), awake.frozen()) == (True, cores, True)
-    with pytest.raises(ZeroDivisionError), undisturbed(awake):
+def test_undisturbed() -> None:
+    """No garbage collection, one core and short sleeps inside."""
+    cores, slack = os.sched_getaffinity(0), timer_slack()
+    with undisturbed():
+        assert (gc.isenabled(), os.sched_getaffinity(0), timer_slack()) == (False, {min(cores)}, 1)
+    assert (gc.isenabled(), os.sched_getaffinity(0), timer_slack()) == (True, cores, slack)
+    with pytest.raises(ZeroDivisionError), undisturbed():
         _ = 1 / 0
-    assert (gc.isenabled(), os.sched_getaffinity(0), awake.frozen()) == (True, cores, True)
-    awake.close()
+    assert (gc.isenabled(), os.sched_getaffinity(0), timer_slack()) == (True, cores, slack)
+
+
+def timer_slack() -> int:
+    """Nanoseconds, of this thread."""
+    return int(Path(f"/proc/{threading.get_native_id()}/timerslack_ns").read_text())
+
+
+WAITING = """
+import os, torch
+
+def run(x):
+    core = int(open("/proc/thread-self/stat").read().rpartition(")")[2].split()[36])
+    return torch.tensor([float(len(os.sched_getaffinity(0))), float(core)])
+"""
+
+
+def test_workers_wait_on_the_last_core(start: Start) -> None:
+    """The judge's is the first one. A solution begins there and may go anywhere."""
+    cores = os.sched_getaffinity(0)
+    [worker] = start(WAITING, outputs=[Field("y", "float32", (2,))])
+    worker.imported(60)
+    for _ in range(5):
+        worker.inputs.write([torch.zeros(1)])
+        worker.call(60)
+        assert worker.outputs.read()[0].tolist() == [len(cores), max(cores)]
+
+
+def test_the_blank_says_how_long_it_has_spun(judge: Judge) -> None:
+    """What is left of its window is the window's own cost: it hardly depends on how long the call is."""
+    [blank] = Workers(judge.runtime, SECONDS, SECONDS, threads()).start([sealed(solution(BLANK.decode()).tar())])
+    blank.imported(60)
+    spun = []
+    for seconds in (0.0, 0.05):
+        assert 0 < cost(blank, seconds) < 0.05
+        spun.append(blank.outputs.read()[0].item())
+    blank.close()
+    assert 0 <= spun[0] < 0.05 <= spun[1]

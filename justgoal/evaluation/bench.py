@@ -18,14 +18,15 @@ from typing import Any
 import torch
 
 from justgoal.errors import EvaluatorFailed
-from justgoal.evaluation.clock import CallFailed, Flush, undisturbed, warm_up
+from justgoal.evaluation.clock import CallFailed, Flush, cost, undisturbed, warm_up
 from justgoal.evaluation.draws import PUBLIC_SEED, Draw, Problem
 from justgoal.evaluation.memory import Field
 from justgoal.evaluation.workers import BUILD_LIMIT, IMPORT_LIMIT, Worker, Workers
 
-CANDIDATE, CHAMPION, EXPERT, NOOP = "candidate", "champion", "expert", "no-op"
+CANDIDATE, CHAMPION, EXPERT, BLANK = "candidate", "champion", "expert", "blank"
 FIRST_CALL_LIMIT = 60.0
-ONE_FIELD = [Field("x", "float32", (1,))]
+BLANK_LIMIT = 0.01
+"""Seconds that the blank spins at most: the cost of longer windows differs from it by less than 0.5 % of them."""
 
 
 class Rejected(Exception):
@@ -49,7 +50,7 @@ class Party:
 
 
 class Bench:
-    def __init__(self, problem: Problem, workers: Workers, noop: int, phase: Callable[[str], None]) -> None:
+    def __init__(self, problem: Problem, workers: Workers, blank: int, phase: Callable[[str], None]) -> None:
         self.problem = problem
         self.phase = phase
         self.call_limit = FIRST_CALL_LIMIT
@@ -57,9 +58,9 @@ class Bench:
         self._workers = workers
         self._flush = Flush(workers.threads)
         self._awake = workers.keep_awake()
-        idle = Workers(workers.runtime, ONE_FIELD, ONE_FIELD, workers.threads)
-        self._noop = Party(NOOP, idle.start([noop])[0])
-        self._import(self._noop)
+        seconds = [Field("seconds", "float64", (1,))]
+        self._blank = Party(BLANK, Workers(workers.runtime, seconds, seconds, workers.threads).start([blank])[0])
+        self._import(self._blank)
 
     def build(self, source: int, meanwhile: Callable[[], bool] | None = None) -> int:
         """Import and call on public inputs in a build sandbox; returns the tree with all that this added to it.
@@ -96,11 +97,13 @@ class Bench:
 
     @contextmanager
     def parties(self, trees: Sequence[tuple[str, int]]) -> Iterator[list[Party]]:
-        """The same for as long as the context lasts."""
+        """The same for as long as the context lasts, in which no core goes to sleep."""
         started = self.start(trees)
+        self._awake.thaw()
         try:
             yield started
         finally:
+            self._awake.freeze()
             _close(started)
 
     def call(self, party: Party, draw: Draw, *, first: bool = False) -> list[torch.Tensor]:
@@ -113,30 +116,36 @@ class Bench:
     def rounds(
         self, parties: Sequence[Party], draws: Sequence[Draw], seen: Callable[[Party, Draw], None] | None = None
     ) -> list[list[float]]:
-        """Time every party on each draw, in random order; seconds by party and round, the no-op subtracted.
+        """Time every party on each draw, in random order; seconds by party and round, the cost of a window subtracted.
 
         Nothing of ours runs in a window, and all but the party being timed are frozen. `seen` is called after every
         call, so that a party cannot tell by the pause after it whether its outputs matter.
         """
         times: list[list[float]] = [[] for _ in parties]
-        overhead: list[float] = []
-        with undisturbed(self._awake):
-            warm_up(self._noop.worker)
+        costs: list[float] = []
+        with undisturbed():
+            warm_up(self._blank.worker)
             for draw in draws:
                 for index in random.sample(range(len(parties)), len(parties)):
                     times[index].append(self._timed(parties[index], draw))
                     if seen is not None:
                         seen(parties[index], draw)
-                overhead.append(self._timed(self._noop, None))
-        cost = statistics.median(overhead)
-        return [[max(t - cost, 1e-9) for t in row] for row in times]
+                costs.append(self._cost(parties[-1], draw, min(row[-1] for row in times)))
+        window = statistics.median(costs)
+        return [[max(t - window, 1e-9) for t in row] for row in times]
 
-    def _timed(self, party: Party, draw: Draw | None) -> float:
-        if draw is not None:
-            self._write(party.worker, draw)
+    def _timed(self, party: Party, draw: Draw) -> float:
+        self._write(party.worker, draw)
         self._flush()
         with self._blame(party):
             return party.worker.call(self.call_limit)
+
+    def _cost(self, party: Party, draw: Draw, seconds: float) -> float:
+        """Of a window of about that length, after inputs were written as for `party`."""
+        self._write(party.worker, draw)
+        self._flush()
+        with self._blame(self._blank):
+            return cost(self._blank.worker, min(seconds, BLANK_LIMIT))
 
     def _write(self, worker: Worker, draw: Draw) -> None:
         """New contents in the same storage; whatever was there as output is gone."""

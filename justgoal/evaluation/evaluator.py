@@ -23,7 +23,7 @@ from justgoal.tasks.contract import Task
 
 PYTHON = "/opt/venv/bin/python"
 CACHE = "/solution/.cache"
-NOOP = b"import torch\n\nOUT = torch.zeros(1)\n\n\ndef run(x):\n    return OUT\n"
+BLANK = Path(__file__).with_name("blank.py").read_bytes()
 TREE_ROOM = 1 << 30
 
 
@@ -110,12 +110,12 @@ class WorkerHost:
     def _spec(self, role: str) -> Spec:
         """The same for every party in everything that a solution could look at; a build also shows what it prints.
 
-        OpenMP threads are bound to cores: a scheduler that packs short-lived load leaves two threads on one core until
-        its next tick, 4 ms later (docs/decisions.md).
+        OpenMP threads are bound to cores, the first one to the last core, where worker.py waits: a scheduler that packs
+        short-lived load leaves two threads on one core until its next tick, 4 ms later (docs/decisions.md).
         """
         variables = {
             "OMP_PROC_BIND": "spread",
-            "OMP_PLACES": "cores",
+            "OMP_PLACES": ",".join(f"{{{core}}}" for core in sorted(os.sched_getaffinity(0), reverse=True)),
             "XDG_CACHE_HOME": CACHE,
             "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
             "TRITON_CACHE_DIR": f"{CACHE}/triton",
@@ -144,7 +144,7 @@ class Evaluator:
         """
         listed = [expert for expert in self._task.operator.experts if only in (None, expert.name)]
         experts = {expert.name: collect(expert.folder) for expert in listed}
-        trees = [Solution({"solution.py": NOOP}), *experts.values()]
+        trees = [Solution({"solution.py": BLANK}), *experts.values()]
         answer = self._order({"op": "open", "experts": list(experts)}, trees)
         return ExpertReport.from_json(answer["report"])
 

@@ -26,7 +26,7 @@ def rounds(latency: float) -> int:
 
 @dataclass
 class Rounds:
-    """What one pair of processes measured: seconds by party, one entry for each round, the no-op subtracted.
+    """What one pair of processes measured: seconds by party, one entry for each round, the window's cost subtracted.
 
     `champion` is empty where there is none; `lost` says that there was one and that it failed a call.
     """

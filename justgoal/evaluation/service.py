@@ -63,8 +63,8 @@ class Service:
 
     def _carry_out(self, order: dict[str, Any], trees: Sequence[int]) -> dict[str, Any]:
         if order["op"] == "open":
-            noop, *experts = trees
-            bench = Bench(self._problem, self._workers, noop, self._phase)
+            blank, *experts = trees
+            bench = Bench(self._problem, self._workers, blank, self._phase)
             expert = Expert(bench, dict(zip(order["experts"], experts, strict=True)))
             self._judge = Judge(bench, expert)
             return {"report": expert.report.to_json()}
