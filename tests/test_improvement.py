@@ -6,7 +6,18 @@ import statistics
 import numpy as np
 import pytest
 
-from justgoal.evaluation.improvement import Ratchet, Rounds, gain, ratio, resolution, rounds, speedup, spread
+from justgoal.evaluation.improvement import (
+    DEFAULT_RULE,
+    Ratchet,
+    Rounds,
+    Rule,
+    gain,
+    ratio,
+    resolution,
+    rounds,
+    speedup,
+    spread,
+)
 
 
 def pair(candidate: list[float], expert: list[float], champion: list[float] | None = None) -> Rounds:
@@ -19,6 +30,14 @@ def pair(candidate: list[float], expert: list[float], champion: list[float] | No
 )
 def test_rounds(latency: float, wanted: int) -> None:
     assert rounds(latency) == wanted
+
+
+def test_rule() -> None:
+    """More than the minimum gain, and as the model is told."""
+    rule = Rule(pairs=3, minimum_gain=0.25)
+    assert [rule.affirmed(ratio) for ratio in (0.5, 1.25, 1.26, math.inf)] == [False, False, True, True]
+    assert rule.terms() == {"pairs": "3", "minimum_gain": "25 %"}
+    assert DEFAULT_RULE.terms() == {"pairs": "5", "minimum_gain": "0.5 %"}
 
 
 @pytest.mark.parametrize(

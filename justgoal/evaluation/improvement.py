@@ -2,8 +2,8 @@
 
 Rounds inside one pair share the placement of its pages and cannot average it away: with the same code in both, a
 bootstrap over 50 rounds claimed an improvement in 28 % of comparisons (measured). So a solution improves on the
-champion when *every* one of up to `PAIRS` fresh pairs says so by more than the minimum gain, and the first that
-does not ends the test.
+champion when *every* one of the rule's fresh pairs says so by more than its minimum gain, and the first that does
+not ends the test.
 """
 
 import math
@@ -11,12 +11,30 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PAIRS = 5
-MINIMUM_GAIN = 0.005
+from justgoal import figures
+
 MEDIAN = 1.253
 """The standard error of a median over that of a mean, for normal data."""
 STUDENT = (1.96, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
 """97.5 % quantiles of Student's distribution by degrees of freedom; the first is for a variance that is known."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How many pairs must say so, and by more than which gain; a run takes both from the certificate of its device."""
+
+    pairs: int = 5
+    minimum_gain: float = 0.005
+
+    def affirmed(self, ratio: float) -> bool:
+        return ratio > 1 + self.minimum_gain
+
+    def terms(self) -> dict[str, str]:
+        """As the model is told."""
+        return {"pairs": str(self.pairs), "minimum_gain": figures.percent(self.minimum_gain)}
+
+
+DEFAULT_RULE = Rule()
 
 
 def rounds(latency: float) -> int:

@@ -20,7 +20,7 @@ from justgoal.evaluation import improvement
 from justgoal.evaluation.bench import CANDIDATE, CHAMPION, EXPERT, Bench, Lost, Party, Rejected, Stopwatch
 from justgoal.evaluation.draws import Comparison, Draw, Draws, prepare
 from justgoal.evaluation.experts import Expert
-from justgoal.evaluation.improvement import MINIMUM_GAIN, PAIRS, Ratchet, Rounds
+from justgoal.evaluation.improvement import Ratchet, Rounds, Rule
 from justgoal.evaluation.verdict import Verdict
 
 PAIRS_WITHOUT_CHAMPION = 2
@@ -47,9 +47,10 @@ class Standing:
 
 
 class Judge:
-    def __init__(self, bench: Bench, expert: Expert) -> None:
+    def __init__(self, bench: Bench, expert: Expert, rule: Rule) -> None:
         self._bench = bench
         self._expert = expert
+        self._rule = rule
         self._champion: int | None = None
         self._ratchet = Ratchet()
         self._preparing: Iterator[Draws | None] | None = None
@@ -66,10 +67,10 @@ class Judge:
             watch.lap("build")
             draws = self.take_draws()
             watch.lap("draws")
-            for number in range(PAIRS_WITHOUT_CHAMPION if self._champion is None else PAIRS):
+            for number in range(PAIRS_WITHOUT_CHAMPION if self._champion is None else self._rule.pairs):
                 self._pair(candidate, self._champion, CHAMPION, draws, standing, check=number == 0)
                 watch.lap("pairs")
-                if self._champion is not None and standing.ratios()[-1] <= 1 + MINIMUM_GAIN:
+                if self._champion is not None and not self._rule.affirmed(standing.ratios()[-1]):
                     break
             verdict = self._correct(candidate, standing)
         except Rejected as rejected:
@@ -86,7 +87,7 @@ class Judge:
         assert verdict.speedup is not None and verdict.resolution is not None
         ratios = standing.ratios()
         gain = improvement.gain(ratios)
-        faster = all(ratio > 1 + MINIMUM_GAIN for ratio in ratios)
+        faster = all(map(self._rule.affirmed, ratios))
         improved = faster and self._ratchet.allows(verdict.speedup, verdict.resolution, gain)
         reason = ""
         if not faster:
