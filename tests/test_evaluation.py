@@ -36,6 +36,7 @@ from justgoal.evaluation import device as devices
 from justgoal.evaluation.collect import Solution
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
+from justgoal.evaluation.improvement import Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.sandboxes import Limits, Spec
 from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID, Bubblewrap
@@ -671,6 +672,21 @@ def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Bubblewrap
         assert (first.correct, first.improved, first.ratios, first.standing()) == (True, True, (), "champion")
         assert first.speedup and first.speedup < 0.5
         assert not evaluator.evaluate(solution(sleeping(0.032))).improved
+    finally:
+        evaluator.close()
+
+
+@pytest.mark.slow
+def test_the_rule_is_the_one_that_was_opened_with(engine: Bubblewrap) -> None:
+    """Two pairs that say more than 50 %: a gain of a third is none, one of the double is, after two pairs."""
+    evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
+    try:
+        evaluator.open(rule=Rule(pairs=2, minimum_gain=0.5))
+        evaluator.crown(solution(sleeping(0.032)), 0.0)
+        verdict = evaluator.evaluate(solution(sleeping(0.024)))
+        assert (verdict.correct, verdict.improved, len(verdict.ratios)) == (True, False, 1)
+        verdict = evaluator.evaluate(solution(sleeping(0.016)))
+        assert (verdict.correct, verdict.improved, len(verdict.ratios)) == (True, True, 2)
     finally:
         evaluator.close()
 

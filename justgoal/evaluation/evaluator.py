@@ -8,14 +8,16 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import justgoal
 from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.collect import Solution, collect
+from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.sandboxes import Engine, Limits, Mount, Sandbox, Spec, mounts
 from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID
@@ -137,16 +139,27 @@ class Evaluator:
         self._judge = engine.start(self._judge_spec())
         self._finished()
 
-    def open(self, only: str | None = None) -> ExpertReport:
+    def open(self, only: str | None = None, rule: Rule = DEFAULT_RULE) -> ExpertReport:
         """Build and measure the experts; about a minute where one of them compiles.
 
-        `only` names the one that counts already, when a run goes on.
+        `only` names the one that counts already, when a run goes on. What improves on a champion is decided by `rule`.
         """
         listed = [expert for expert in self._task.operator.experts if only in (None, expert.name)]
         experts = {expert.name: collect(expert.folder) for expert in listed}
         trees = [Solution({"solution.py": BLANK}), *experts.values()]
-        answer = self._order({"op": "open", "experts": list(experts)}, trees)
+        answer = self._order({"op": "open", "experts": list(experts), "rule": asdict(rule)}, trees)
         return ExpertReport.from_json(answer["report"])
+
+    def probe(self, spins: Mapping[float, Solution]) -> dict[str, list[float]]:
+        """Instead of `open`: measure noise with the task's only expert and solutions that spin for so many seconds.
+
+        See probing.py for what comes back.
+        """
+        [expert] = self._task.operator.experts
+        trees = [Solution({"solution.py": BLANK}), collect(expert.folder), *spins.values()]
+        answer = self._order({"op": "probe", "spins": list(spins)}, trees)
+        readings: dict[str, list[float]] = answer["readings"]
+        return readings
 
     def evaluate(self, solution: Solution) -> Verdict:
         return Verdict.from_json(self._order({"op": "evaluate"}, [solution])["verdict"])

@@ -18,8 +18,10 @@ from justgoal.errors import JustgoalError
 from justgoal.evaluation.bench import Bench
 from justgoal.evaluation.draws import Problem
 from justgoal.evaluation.experts import Expert
+from justgoal.evaluation.improvement import Rule
 from justgoal.evaluation.judge import Judge
 from justgoal.evaluation.memory import Field
+from justgoal.evaluation.probing import probe
 from justgoal.evaluation.workers import Workers
 from justgoal.tasks import contract
 
@@ -66,8 +68,12 @@ class Service:
             blank, *experts = trees
             bench = Bench(self._problem, self._workers, blank, self._phase)
             expert = Expert(bench, dict(zip(order["experts"], experts, strict=True)))
-            self._judge = Judge(bench, expert)
+            self._judge = Judge(bench, expert, Rule(**order["rule"]))
             return {"report": expert.report.to_json()}
+        if order["op"] == "probe":
+            blank, solution, *spinning = trees
+            bench = Bench(self._problem, self._workers, blank, self._phase)
+            return {"readings": probe(bench, solution, dict(zip(order["spins"], spinning, strict=True)))}
         assert self._judge is not None
         if order["op"] == "evaluate":
             return {"verdict": self._judge.evaluate(trees[0]).to_json()}

@@ -1,0 +1,11 @@
+"""How a file of ours is written: all of it or nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.rename(path)
