@@ -97,6 +97,20 @@ def evaluate(
 
 
 @app.command()
+def doctor(
+    runs: Runs = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out what takes more than two seconds: torch.compile, the noise.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Is a run possible on this machine, and how small a gain can it tell? Exits 2 when no run is possible."""
+    from justgoal import doctor as checks
+
+    raise typer.Exit(checks.doctor(View(sys.stdout), runs or default_runs(), quick=quick, as_json=as_json))
+
+
+@app.command()
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")], runs: Runs = None
 ) -> None:
