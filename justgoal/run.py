@@ -25,11 +25,13 @@ from justgoal import __version__, events, figures, machine, models, resources
 from justgoal import goal as goals
 from justgoal.agent import run_agent
 from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, SandboxLost, StopRun, UsageError
+from justgoal.evaluation import certificate
+from justgoal.evaluation.certificate import Certificate
 from justgoal.evaluation.collect import InvalidSolution, collect
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator, compute_environment, memory, threads
 from justgoal.evaluation.gate import Court, Gate
-from justgoal.evaluation.improvement import Ratchet, gain
+from justgoal.evaluation.improvement import Ratchet, Rule, gain
 from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.events import (
     Final,
@@ -47,12 +49,13 @@ from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
 from justgoal.stopping import Budgets, Patience
+from justgoal.storage import write_json
 from justgoal.tasks import contract, handout
 from justgoal.terminal import View, harmless
 from justgoal.tools import Tools
 from justgoal.transcript import Transcript
 
-FORMAT = 1
+FORMAT = 2
 """Version of the run folder; a run of another one is not gone on with."""
 DEVICE = "cpu"
 AGENT_PIDS = 2048
@@ -107,10 +110,14 @@ def run(options: RunOptions, view: View) -> int:
         view.begin(earlier.active_seconds if earlier else 0.0)
         device = Device(DEVICE)
         with device.exclusive():
+            noise = _noise(earlier, engine, view)
+            view.header([f"  noise        {noise.sentence()}"])
             evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
             stack.callback(evaluator.close)
-            report = evaluator.open(earlier.run["expert"]["chosen"] if earlier else None)
-        description = _describe(options, task, model, goal, patience, engine, report)
+            report = evaluator.open(earlier.run["expert"]["chosen"] if earlier else None, noise.rule)
+        if not earlier:
+            noise.admit(task.name, report)
+        description = _describe(options, task, model, goal, patience, engine, noise, report)
         folder.mkdir(parents=True, exist_ok=True)
         state = State()
         transcript = Transcript.open(folder / "events.jsonl", state.apply)
@@ -122,10 +129,10 @@ def run(options: RunOptions, view: View) -> int:
         if earlier:
             transcript.write(Resumed("the same command was given again"))
         else:
-            _write(folder / "run.json", description)
+            write_json(folder / "run.json", description)
             transcript.write(RunStarted(description))
-        session = Session(folder, task, model, goal, words, patience, options, evaluator, report, device, transcript,
-                          state, view, recording is not None)  # fmt: skip
+        session = Session(folder, task, model, goal, words, patience, options, evaluator, noise.rule, report, device,
+                          transcript, state, view, recording is not None)  # fmt: skip
         session.work(engine)
         return _finish(state, view, folder)
 
@@ -142,6 +149,7 @@ class Session:
     patience: Patience
     options: RunOptions
     evaluator: Evaluator
+    rule: Rule
     report: ExpertReport
     device: Device
     transcript: Transcript
@@ -211,7 +219,7 @@ class Session:
         )  # fmt: skip
         stack.callback(gate.close)
         material = gate.folder.with_name(gate.folder.name + ".task")
-        handout.write(self.task, self.goal.text, self.report.chosen, resources.prompts(), material)
+        handout.write(self.task, self.goal.text, self.report.chosen, self.rule.terms(), resources.prompts(), material)
         stack.callback(shutil.rmtree, material, ignore_errors=True)
         limits = Limits(memory(4), AGENT_PIDS, threads())
         spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
@@ -251,7 +259,7 @@ class Session:
 def _write_result(folder: Path, state: State) -> None:
     """result.json, all of which the transcript says too."""
     final = state.final or Final(None, None)
-    _write(
+    write_json(
         folder / "result.json",
         {
             "status": state.status,
@@ -306,9 +314,17 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
     return state
 
 
+def _noise(earlier: State | None, engine: Bubblewrap, view: View) -> Certificate:
+    """The certificate of this device. A run that goes on keeps its own, and so its rule."""
+    if earlier:
+        return Certificate(**earlier.run["noise"])
+    view.status("measuring the noise of this machine")
+    return certificate.current(engine, DEVICE)
+
+
 def _describe(
     options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Bubblewrap,
-    report: ExpertReport,
+    noise: Certificate, report: ExpertReport,
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
     processor, features = machine.processor()
@@ -337,6 +353,7 @@ def _describe(
         "engine_version": engine.version,
         "uid": UID,
         "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
+        "noise": noise.to_json(),
         "expert": report.to_json(),
     }
 
@@ -366,13 +383,6 @@ def _run_name(task: str, model: str) -> str:
     """Letters, digits, dots, dashes and underscores; ends with the time, so that it is new."""
     stem = f"{task.replace('/', '-')}-{model.replace(':', '-').replace('/', '-')}"
     return f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    """All of it or nothing."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.rename(path)
 
 
 @contextmanager
@@ -405,14 +415,19 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
     evaluator = Evaluator(task, engine)
     try:
         with Device(DEVICE).exclusive():
-            report = evaluator.open()
+            noise = certificate.current(engine, DEVICE)
+            if not as_json:
+                print(f"noise        {noise.sentence()}", flush=True)
+            report = evaluator.open(rule=noise.rule)
+            noise.admit(task.name, report)
             if not as_json:
                 print(harmless(f"expert       {report.summary()}"), flush=True)
             verdict = evaluator.evaluate(found)
     finally:
         evaluator.close()
     if as_json:
-        print(json.dumps({"task": task.name, "expert": report.to_json(), "verdict": verdict.to_json()}, indent=1))
+        print(json.dumps({"task": task.name, "noise": noise.to_json(), "expert": report.to_json(),
+                          "verdict": verdict.to_json()}, indent=1))  # fmt: skip
     else:
         over = " over the expert" if verdict.correct else ""
         print(harmless(f"{verdict.sentence()}{over}\n{verdict.output}".strip()))

@@ -103,6 +103,9 @@ def make_inputs(workload, generator, device):
 '''
 
 
+TERMS = {"pairs": "6", "minimum_gain": "0.7 %"}
+
+
 def loaded(source: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "reference"}
     exec(compile(source, "reference.py", "exec"), names)
@@ -110,7 +113,9 @@ def loaded(source: str) -> dict[str, Any]:
 
 
 def handed_out(task: Task, folder: Path, expert: str | None = None) -> Path:
-    handout.write(task, "One.\nTwo.", expert or task.operator.experts[0].name, resources.prompts(), folder / "task")
+    handout.write(
+        task, "One.\nTwo.", expert or task.operator.experts[0].name, TERMS, resources.prompts(), folder / "task"
+    )
     return folder / "task"
 
 
@@ -215,6 +220,8 @@ def test_task_folder(folder: Path, tmp_path: Path) -> None:
         *(f"expert/{path}" for path in sources if "__pycache__" not in path),
     }  # fmt: skip
     assert (target / "goal.txt").read_text() == "One.\nTwo.\n"
+    told = " ".join((target / "README.md").read_text().split())
+    assert "more than 0.7 % faster than the last improvement (the champion) in each of 6 pairs of fresh" in told
     assert (target / "expert" / "solution.py").read_bytes() == (expert.folder / "solution.py").read_bytes()
     workload = task.workload
     assert json.loads((target / "workload.json").read_text()) == {

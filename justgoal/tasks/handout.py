@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from justgoal.tasks.contract import Task
@@ -15,8 +16,8 @@ from justgoal.tasks.contract import Task
 PUBLIC = ("reference", "make_inputs", "comparable")
 
 
-def write(task: Task, goal: str, expert: str, prompts: Path, folder: Path) -> None:
-    """Fill the new folder `folder`; `expert` is the name of the expert that counts."""
+def write(task: Task, goal: str, expert: str, terms: Mapping[str, str], prompts: Path, folder: Path) -> None:
+    """Fill the new folder `folder`; `expert` names the one that counts, `terms` stand in braces in task.md."""
     operator = task.operator
     folder.mkdir(parents=True)
     (folder / "goal.txt").write_text(goal + "\n", encoding="utf-8")
@@ -29,7 +30,8 @@ def write(task: Task, goal: str, expert: str, prompts: Path, folder: Path) -> No
         "dtypes": dict(task.workload.dtypes),
     }
     (folder / "workload.json").write_text(json.dumps(workload, indent=1) + "\n", encoding="utf-8")
-    shutil.copy(prompts / "task.md", folder / "README.md")
+    judged = (prompts / "task.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(judged.format(**terms), encoding="utf-8")
     shutil.copy(prompts / "inputs.py", folder)
     [source] = [one.folder for one in operator.experts if one.name == expert]
     shutil.copytree(source, folder / "expert", ignore=shutil.ignore_patterns("__pycache__"))
