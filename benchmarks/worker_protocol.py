@@ -4,7 +4,8 @@
     python benchmarks/worker_protocol.py improvements [-n 30]      the same solution against itself, whole evaluations
     python benchmarks/worker_protocol.py gains [-n 20]             a champion that is 5 % slower: is the gain found?
 
-Run as root on an idle machine. Every figure is printed with what it is compared with.
+The last two judge as a run here would, by the rule that is certified on this machine; --rule default takes the one of
+no machine. Run as root on an idle machine. Every figure is printed with what it is compared with.
 """
 
 import argparse
@@ -16,20 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from justgoal.evaluation import certificate
+from justgoal.evaluation.certificate import PROBES, SPIN
 from justgoal.evaluation.evaluator import compute_environment
+from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 
-OPERATORS = Path(__file__).parent / "operators"
 SPINS = (0.0002, 0.001, 0.01, 0.1)
-SPIN = """
-import time
-
-
-def run(x, out):
-    end = time.clock_gettime(time.CLOCK_MONOTONIC) + {seconds}
-    while time.clock_gettime(time.CLOCK_MONOTONIC) < end:
-        pass
-    return out
-"""
 SLOWER = """
 import time
 import {module} as inner
@@ -123,28 +116,28 @@ def clock() -> None:
     with_judge(body)
 
 
-def improvements(count: int) -> None:
+def improvements(count: int, rule: Rule) -> None:
     """The same solution judged `count` times against itself as champion, by the whole rule."""
     print(f"{'operator':<10} {'evaluations':>11} {'improved':>9} {'first pair off by':>18} {'seconds each':>13}")
-    for name, evaluator in _evaluators():
-        solution = _eager(name)
+    for probe, evaluator in _evaluators(rule):
+        solution = _eager(probe)
         evaluator.evaluate(solution)
         begun = time.monotonic()
         verdicts = [evaluator.evaluate(solution) for _ in range(count)]
         each = (time.monotonic() - begun) / count
         off = statistics.median(abs(verdict.ratios[0] - 1) for verdict in verdicts)
         improved = sum(verdict.improved for verdict in verdicts)
-        print(f"{name:<10} {count:>11} {improved:>9} {100 * off:>16.2f} % {each:>13.1f}", flush=True)
+        print(f"{probe.name:<10} {count:>11} {improved:>9} {100 * off:>16.2f} % {each:>13.1f}", flush=True)
 
 
-def gains(count: int, factor: float = 1.05) -> None:
+def gains(count: int, rule: Rule, factor: float = 1.05) -> None:
     """A champion that takes `factor` times as long: how often the faster one is found, by the whole rule."""
     from justgoal.evaluation.collect import Solution
     from justgoal.evaluation.improvement import Ratchet
 
     print(f"{'operator':<10} {'evaluations':>11} {'found':>6} {'ratio of first pair':>20} {'seconds each':>13}")
-    for name, evaluator in _evaluators():
-        fast = _eager(name)
+    for probe, evaluator in _evaluators(rule):
+        fast = _eager(probe)
         slow = Solution({"solution.py": SLOWER.format(module="eager", factor=factor).encode(),
                          "eager.py": fast.contents["solution.py"]})  # fmt: skip
         first = evaluator.evaluate(slow)
@@ -158,29 +151,40 @@ def gains(count: int, factor: float = 1.05) -> None:
             found += verdict.improved
             ratios.append(verdict.ratios[0])
         pair = statistics.median(ratios)
-        print(f"{name:<10} {count:>11} {found:>6} {pair:>19.3f}x {seconds / count:>13.1f}", flush=True)
+        print(f"{probe.name:<10} {count:>11} {found:>6} {pair:>19.3f}x {seconds / count:>13.1f}", flush=True)
 
 
-def _evaluators():  # type: ignore[no-untyped-def]
+def _rule(name: str) -> Rule:
+    """The certified one (which is measured now unless there is one of today), or the default."""
+    from justgoal.evaluation.device import Device
+    from justgoal.sandboxes.bubblewrap import Bubblewrap
+
+    with Device().exclusive():
+        rule = DEFAULT_RULE if name == "default" else certificate.current(Bubblewrap(), "cpu").rule
+    print(f"{name} rule: {rule.pairs} pairs, each above {100 * rule.minimum_gain:.2f} %\n")
+    return rule
+
+
+def _evaluators(rule: Rule):  # type: ignore[no-untyped-def]
     from justgoal.evaluation.device import Device
     from justgoal.evaluation.evaluator import Evaluator
     from justgoal.sandboxes.bubblewrap import Bubblewrap
     from justgoal.tasks import contract
 
-    for name in ("softmax", "product"):
-        evaluator = Evaluator(contract.task(str(OPERATORS / name)), Bubblewrap())
+    for probe in PROBES:
+        evaluator = Evaluator(contract.task(str(probe)), Bubblewrap())
         try:
             with Device().exclusive():
-                evaluator.open()
-                yield name, evaluator
+                evaluator.open(rule=rule)
+                yield probe, evaluator
         finally:
             evaluator.close()
 
 
-def _eager(name: str):  # type: ignore[no-untyped-def]
+def _eager(probe: Path):  # type: ignore[no-untyped-def]
     from justgoal.evaluation.collect import collect
 
-    return collect(OPERATORS / name / "experts" / "eager")
+    return collect(probe / "experts" / "eager")
 
 
 def _tar(source: bytes) -> bytes:
@@ -193,14 +197,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("clock", "improvements", "gains"))
     parser.add_argument("-n", type=int, default=0, help="evaluations per operator (30 and 20 by default)")
+    parser.add_argument("--rule", choices=("certified", "default"), default="certified")
     given = parser.parse_args()
     os.environ.update(compute_environment())  # as a judge's, before torch is imported
     if given.what == "clock":
         clock()
     elif given.what == "improvements":
-        improvements(given.n or 30)
+        improvements(given.n or 30, _rule(given.rule))
     else:
-        gains(given.n or 20)
+        gains(given.n or 20, _rule(given.rule))
 
 
 if __name__ == "__main__":
