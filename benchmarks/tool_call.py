@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 from justgoal.events import ToolCall, ToolResult
-from justgoal.sandboxes import Limits, Spec, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Limits, Spec, mounts
+from justgoal.sandboxes.bubblewrap import Bubblewrap
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.tools import Tools
 from justgoal.transcript import Transcript

@@ -28,6 +28,15 @@ app = typer.Typer(
 tasks = typer.Typer(help="What there is to work on.", rich_markup_mode=None)
 app.add_typer(tasks, name="tasks")
 
+EngineName = Annotated[
+    Literal["docker", "bubblewrap"] | None,
+    typer.Option(
+        "--engine", metavar="docker|bubblewrap", help="What makes the sandboxes.  [default: Docker where it answers]"
+    ),
+]
+Image = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Docker image to use instead of this machine's own system.")
+]
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs are.  [default: ./runs]")]
 
 
@@ -66,6 +75,8 @@ def run(
     max_turns: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after N responses of the model.")
     ] = None,
+    engine: EngineName = None,
+    image: Image = None,
 ) -> None:
     """Let a model work on a task until the stop rule ends the run."""
     from justgoal import run as runtime
@@ -80,6 +91,8 @@ def run(
         patience=patience,
         max_hours=max_hours,
         max_turns=max_turns,
+        engine=engine,
+        image=image,
     )
     raise typer.Exit(runtime.run(options, View(sys.stdout)))
 
@@ -89,11 +102,13 @@ def evaluate(
     solution: Annotated[Path, typer.Argument(metavar="SOLUTION", help="A folder with solution.py.")],
     task: Annotated[str, typer.Option(metavar="OPERATOR[/WORKLOAD]", help="What it is a solution of.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole verdict as JSON.")] = False,
+    engine: EngineName = None,
+    image: Image = None,
 ) -> None:
     """Judge a solution as in a run, without a model."""
     from justgoal import run as runtime
 
-    raise typer.Exit(runtime.evaluate(solution, task, as_json))
+    raise typer.Exit(runtime.evaluate(solution, task, as_json, engine, image))
 
 
 @app.command()

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from justgoal import __version__, events, figures, machine, models, resources
+from justgoal import __version__, events, figures, machine, models, owners, resources
 from justgoal import goal as goals
 from justgoal.agent import run_agent
 from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, SandboxLost, StopRun, UsageError
@@ -41,8 +40,7 @@ from justgoal.events import (
 )  # fmt: skip
 from justgoal.models import Model
 from justgoal.narrator import Narrator
-from justgoal.sandboxes import Limits
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Engine, Limits, engines
 from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
@@ -69,6 +67,8 @@ class RunOptions:
     patience: int | None
     max_hours: float | None
     max_turns: int | None
+    engine: engines.Name | None = None
+    image: str | None = None
 
 
 # -------------------------------------------------------------------- justgoal run
@@ -98,7 +98,7 @@ def run(options: RunOptions, view: View) -> int:
             _write_result(folder, earlier)
         Narrator(view, earlier, patience).ending(earlier.status, earlier.detail)
         return _finish(earlier, view, folder)
-    engine = Bubblewrap()
+    engine = engines.choose(options.engine, options.image)
     with ExitStack() as stack:
         stack.callback(model.close)
         stack.enter_context(view)
@@ -149,7 +149,7 @@ class Session:
     view: View
     recorded: bool
 
-    def work(self, engine: Bubblewrap) -> None:
+    def work(self, engine: Engine) -> None:
         """Let the model work until something ends the run, and write down what and how it ended."""
         court = Court(self.folder, self.evaluator, self.device, self.transcript, self.state)
         try:
@@ -202,7 +202,7 @@ class Session:
                 ratchet = ratchet.after(verdict.speedup, verdict.resolution, gain(verdict.ratios))
         return ratchet
 
-    def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
+    def _sandbox(self, stack: ExitStack, engine: Engine, court: Court) -> Tools:
         """Sandbox A with its workspace, its task, and its way to `evaluate`."""
         workspace = agent_folder(self.folder, UID)
         gate = Gate(
@@ -210,9 +210,10 @@ class Session:
             endless=self.recorded,
         )  # fmt: skip
         stack.callback(gate.close)
-        material = gate.folder.with_name(gate.folder.name + ".task")
+        made = owners.make_folder("task")
+        stack.callback(owners.remove_folder, made)
+        material = made / "task"
         handout.write(self.task, self.goal.text, self.report.chosen, resources.prompts(), material)
-        stack.callback(shutil.rmtree, material, ignore_errors=True)
         limits = Limits(memory(4), AGENT_PIDS, threads())
         spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
         try:
@@ -307,7 +308,7 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
 
 
 def _describe(
-    options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Bubblewrap,
+    options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Engine,
     report: ExpertReport,
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
@@ -335,6 +336,7 @@ def _describe(
         "torch": version("torch"),
         "engine": engine.name,
         "engine_version": engine.version,
+        "image": engine.image,
         "uid": UID,
         "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
         "expert": report.to_json(),
@@ -346,7 +348,7 @@ def _prompt_hashes() -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _title(task: str, model: Model, folder: Path, engine: Bubblewrap, recording: dict[str, Any] | None) -> list[str]:
+def _title(task: str, model: Model, folder: Path, engine: Engine, recording: dict[str, Any] | None) -> list[str]:
     lines = [
         f"justgoal run {task} with {model.name}",
         f"  run folder   {folder}",
@@ -392,7 +394,9 @@ def _interruptible() -> Iterator[None]:
 # -------------------------------------------------------------------- justgoal evaluate
 
 
-def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
+def evaluate(
+    solution: Path, task_name: str, as_json: bool, engine_name: engines.Name | None = None, image: str | None = None
+) -> int:
     """Judge a solution folder as in a run, without an agent; prints the verdict. Exit code 0 when it is correct."""
     task = contract.task(task_name)
     try:
@@ -401,7 +405,7 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         raise UsageError(f"{solution} is no solution: {problem}") from None
     if not found.mentions_run():
         raise UsageError(f"{solution} is no solution: solution.py defines no function run")
-    engine = Bubblewrap()
+    engine = engines.choose(engine_name, image)
     evaluator = Evaluator(task, engine)
     try:
         with Device(DEVICE).exclusive():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from justgoal.sandboxes import Limits, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Limits, mounts
+from justgoal.sandboxes.bubblewrap import Bubblewrap
 from justgoal.sandboxes.shell import Shell, agent_spec
 
 GIB = 1 << 30

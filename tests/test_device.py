@@ -16,8 +16,8 @@ from solutions import descriptors
 
 from justgoal.evaluation import device as module
 from justgoal.evaluation.device import Device
-from justgoal.sandboxes import Limits, Spec
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap, BubblewrapSandbox
+from justgoal.sandboxes import UID, Limits, Spec
+from justgoal.sandboxes.bubblewrap import Bubblewrap, BubblewrapSandbox
 
 MIB = 1 << 20
 COUNT = "import sys, time\nwhile True:\n    sys.stdout.write('.'); sys.stdout.flush(); time.sleep(0.005)"

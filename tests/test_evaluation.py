@@ -37,8 +37,8 @@ from justgoal.evaluation.collect import Solution
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
 from justgoal.evaluation.verdict import ExpertReport, Verdict
-from justgoal.sandboxes import Limits, Spec
-from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID, Bubblewrap
+from justgoal.sandboxes import JUDGE_UID, UID, Limits, Spec
+from justgoal.sandboxes.bubblewrap import Bubblewrap
 from justgoal.tasks import contract
 
 PUBLIC = ", on public inputs"

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from justgoal.errors import Fatal, UsageError
-from justgoal.sandboxes import Limits, Mount, Spec, cgroups, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap, BubblewrapSandbox
+from justgoal.sandboxes import UID, Limits, Mount, Spec, cgroups, mounts
+from justgoal.sandboxes.bubblewrap import Bubblewrap, BubblewrapSandbox
 
 MIB = 1 << 20
 PYTHON = "/opt/venv/bin/python"

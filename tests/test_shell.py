@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from justgoal.errors import SandboxLost, StopRun
-from justgoal.sandboxes import Limits, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Limits, mounts
+from justgoal.sandboxes.bubblewrap import Bubblewrap
 from justgoal.sandboxes.shell import SOCKET, CommandResult, Shell, agent_spec
 
 MIB = 1 << 20

@@ -12,13 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from justgoal.freezer import Freezer
-
-
-def runtime_folder() -> Path:
-    """Where this host's runtimes meet; gone after a reboot, as they are."""
-    if os.geteuid() == 0:
-        return Path("/run/justgoal")
-    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/justgoal-{os.geteuid()}")) / "justgoal"
+from justgoal.owners import runtime_folder
 
 
 class Device:

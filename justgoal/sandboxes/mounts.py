@@ -6,26 +6,35 @@ Compilers, system libraries, the staged interpreter with torch and numpy (stagin
 
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
-from justgoal.sandboxes import Mount
+from justgoal.errors import Fatal
+from justgoal.sandboxes import Mount, Spec
 from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
 
 __all__ = [
     "ACCOUNT",
+    "HOME",
     "PATH",
     "Stage",
     "agent_folder",
+    "common",
     "environment",
+    "existing",
+    "first_folder",
     "links",
     "masked",
     "mounts",
     "own_folder",
+    "sizes",
     "stage",
     "stage_tree",
+    "system",
 ]
 
 ACCOUNT = "agent"
+HOME = "/tmp/home"
 PATH = f"{VENV}/bin:/opt/justgoal:/usr/bin:/usr/sbin"
 _USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "include", "libexec")
 _SHARE = ("cmake*", "gcc*", "gdb", "perl", "perl5", "terminfo")
@@ -34,22 +43,44 @@ _PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def mounts(staged: Stage, uid: int) -> list[Mount]:
-    """The read-only mounts of every sandbox, parents before children."""
+    """The read-only mounts of every sandbox that is made from this machine's system, parents before children."""
+    return [*system(), *common(staged, uid)]
+
+
+def system() -> list[Mount]:
+    """This machine's compilers and libraries."""
     usr = [Path("/usr") / name for name in _USR]
     share = [path for pattern in _SHARE for path in sorted(Path("/usr/share").glob(pattern))]
-    folders = [
-        path
-        for path in (*usr, *share, *_top_level(), *(Path("/etc") / name for name in _ETC))
-        if path.exists() and not path.is_symlink()
-    ]
+    folders = (*usr, *share, *_top_level(), *(Path("/etc") / name for name in _ETC))
+    return [Mount(path, str(path)) for path in folders if path.exists() and not path.is_symlink()]
+
+
+def common(staged: Stage, uid: int) -> list[Mount]:
+    """What a sandbox gets whatever system it has: who it is, and the staged interpreter with its packages."""
     identity = _identity_files(uid)
     return [
-        *(Mount(path, str(path)) for path in folders),
         Mount(_PROCESSORS, str(_PROCESSORS)),
         *(Mount(identity / name, f"/etc/{name}") for name in ("passwd", "group", "hosts", "hostname")),
         Mount(staged.python, PYTHON),
         Mount(staged.venv, VENV),
     ]
+
+
+def existing(mounts: Sequence[Mount]) -> None:
+    """Raise Fatal when one of them has nothing to mount."""
+    for mount in mounts:
+        if not mount.source.exists():
+            raise Fatal(f"cannot mount {mount.source}: it does not exist")
+
+
+def sizes(spec: Spec) -> dict[str, int]:
+    """The tmpfs folders of a sandbox and how large they may become."""
+    return {"/tmp": spec.limits.memory // 2, "/dev/shm": spec.limits.memory // 4, **spec.tmpfs}
+
+
+def first_folder(spec: Spec) -> str:
+    """Where its command begins."""
+    return "/workspace" if any(mount.target == "/workspace" for mount in spec.mounts) else HOME
 
 
 def links() -> dict[str, str]:
@@ -67,7 +98,7 @@ def environment(staged: Stage) -> dict[str, str]:
     """The whole environment of a sandbox, besides what its Spec adds."""
     libraries = {"LD_LIBRARY_PATH": f"{PYTHON}/lib"} if staged.libraries else {}
     return {
-        "HOME": "/tmp/home",
+        "HOME": HOME,
         "LANG": "C.UTF-8",
         "LOGNAME": ACCOUNT,
         "PATH": PATH,
@@ -112,7 +143,7 @@ def _identity_files(uid: int) -> Path:
     """Staged passwd, group, hosts and hostname that know nobody but root, the sandbox's user and nobody."""
     folder = neutral_folder() / "identity" / str(uid)
     texts = {
-        "passwd": f"root:x:0:0:root:/root:/bin/false\n{ACCOUNT}:x:{uid}:{uid}:{ACCOUNT}:/tmp/home:/bin/bash\n"
+        "passwd": f"root:x:0:0:root:/root:/bin/false\n{ACCOUNT}:x:{uid}:{uid}:{ACCOUNT}:{HOME}:/bin/bash\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "group": f"root:x:0:\n{ACCOUNT}:x:{uid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
