@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 tasks = typer.Typer(help="What there is to work on.", rich_markup_mode=None)
 app.add_typer(tasks, name="tasks")
+sandbox = typer.Typer(help="Images for sandboxes.", rich_markup_mode=None)
+app.add_typer(sandbox, name="sandbox")
 
 EngineName = Annotated[
     Literal["docker", "bubblewrap"] | None,
@@ -136,6 +138,25 @@ def show_task(operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="
     from justgoal import listing
 
     say(listing.operator(operator))
+
+
+@sandbox.command("build")
+def build_sandbox(
+    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="What to build on.  [default: NVIDIA's]")] = None,
+    tag: Annotated[str, typer.Option(metavar="NAME", help="What to call it.")] = "justgoal-sandbox",
+) -> None:
+    """Make a Docker image with a CUDA system of its own, for --image."""
+    from justgoal.sandboxes import images
+
+    say(images.build(resources.sandbox_files(), tag, base))
+
+
+@app.command()
+def clean() -> None:
+    """Remove what runs that were killed left on this machine, and what can be made again."""
+    from justgoal.sandboxes import leftovers
+
+    say(leftovers.clean())
 
 
 def default_runs() -> Path:

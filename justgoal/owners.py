@@ -51,12 +51,17 @@ def remove_folder(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def sweep_folders() -> int:
-    """Remove the folders of processes that have ended; how many there were."""
-    left = [folder for home in _folders().glob("*") if dead(home.name) for folder in (*home.iterdir(), home)]
-    for folder in left:
-        shutil.rmtree(folder, ignore_errors=True)
-    return sum(not dead(folder.name) for folder in left)
+def sweep() -> int:
+    """Remove the folders of processes that have ended, and their entries in registries; how many folders there were."""
+    for entry in runtime_folder().glob("*/agents/*"):
+        if dead(entry.name.lstrip(".").rpartition("-")[0]):
+            entry.unlink(missing_ok=True)
+    removed = 0
+    for home in _folders().glob("*"):
+        if dead(home.name):
+            removed += len(list(home.iterdir()))
+            shutil.rmtree(home, ignore_errors=True)
+    return removed
 
 
 def _folders() -> Path:

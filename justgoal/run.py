@@ -91,14 +91,14 @@ def run(options: RunOptions, view: View) -> int:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
         raise UsageError(f"--name {name!r} must be letters, digits, dots, dashes and underscores, 200 at most")
     folder = options.runs / name
-    earlier = _earlier(folder, task, model.name, goal)
+    earlier = _earlier(folder, task, model.name, goal, options)
     if earlier and earlier.status not in ("running", "interrupted"):
         view.header([f"justgoal run {task.name} with {model.name}", f"  run folder   {folder}"])
         if not (folder / "result.json").exists():
             _write_result(folder, earlier)
         Narrator(view, earlier, patience).ending(earlier.status, earlier.detail)
         return _finish(earlier, view, folder)
-    engine = engines.choose(options.engine, options.image)
+    engine = _engine(options, earlier)
     with ExitStack() as stack:
         stack.callback(model.close)
         stack.enter_context(view)
@@ -286,7 +286,7 @@ def _finish(state: State, view: View, folder: Path) -> int:
 # -------------------------------------------------------------------- what defines a run
 
 
-def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State | None:
+def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options: RunOptions) -> State | None:
     """The state of the run in this folder; None where there is none. Raises UsageError when it is another run's."""
     path = folder / "events.jsonl"
     if not path.exists():
@@ -300,11 +300,19 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
         return None  # its process was killed before it had written anything
     wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256,
               "processor": machine.processor()[0], "cores": threads()}  # fmt: skip
+    if options.engine is not None:
+        wanted["engine"] = options.engine
     for field, value in wanted.items():
         found = state.run.get(field)
         if found != value:
             raise UsageError(f"{folder} is a run with {field} {found!r}, not {value!r}: give another --name")
     return state
+
+
+def _engine(options: RunOptions, earlier: State | None) -> Engine:
+    """A run goes on with the engine and the image that it began with."""
+    begun = earlier.run if earlier else {}
+    return engines.choose(options.engine or begun.get("engine"), options.image or begun.get("image"))
 
 
 def _describe(

@@ -1,28 +1,44 @@
-"""Fixtures for tests that need real sandboxes."""
+"""Fixtures for tests that need real sandboxes, and which engines make them.
+
+A test that takes `engine` runs with bubblewrap. Marked `docker`, alone or with its module, it runs with the Docker
+Engine too; marked `docker("slow")` that second time is a slow test.
+"""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from justgoal.sandboxes import UID, Limits, mounts
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.errors import JustgoalError
+from justgoal.sandboxes import UID, Engine, Limits, engines, mounts
 from justgoal.sandboxes.shell import Shell, agent_spec
 
 GIB = 1 << 30
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" not in metafunc.fixturenames:
+        return
+    names = [pytest.param("bubblewrap")]
+    if mark := metafunc.definition.get_closest_marker("docker"):
+        names.append(pytest.param("docker", marks=[pytest.mark.slow] if mark.args == ("slow",) else []))
+    metafunc.parametrize("engine", names, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def engine() -> Bubblewrap:
-    if os.geteuid() != 0 or shutil.which("bwrap") is None:
-        pytest.skip("sandboxes need root and bubblewrap")
-    return Bubblewrap()
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Where it is missing its tests are skipped; where CI is set they fail."""
+    try:
+        return engines.choose(request.param)
+    except JustgoalError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
-def shell(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """An agent's shell; the tests of a module share it."""
     folder = tmp_path_factory.mktemp("agent")
     workspace = folder / "run" / "workspace"

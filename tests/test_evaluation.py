@@ -37,8 +37,7 @@ from justgoal.evaluation.collect import Solution
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
 from justgoal.evaluation.verdict import ExpertReport, Verdict
-from justgoal.sandboxes import JUDGE_UID, UID, Limits, Spec
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Spec
 from justgoal.tasks import contract
 
 PUBLIC = ", on public inputs"
@@ -48,7 +47,7 @@ TIMED_CHECKED = 5
 class Bench:
     """One open evaluator; a fresh one where a test has cost it its judge."""
 
-    def __init__(self, engine: Bubblewrap) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.phases: list[str] = []
         self.reopen()
@@ -66,7 +65,7 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def opened(engine: Bubblewrap) -> Iterator[Bench]:
+def opened(engine: Engine) -> Iterator[Bench]:
     os.environ["ANTHROPIC_API_KEY"] = "sk-very-secret"
     bench = Bench(engine)
     yield bench
@@ -662,7 +661,7 @@ def test_judged_afresh(judged: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Bubblewrap) -> None:
+def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Engine) -> None:
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     try:
         evaluator.open()
@@ -712,7 +711,7 @@ def role(commands: list[str]) -> str:
 
 
 def test_who_is_frozen_while_a_window_is_open(
-    judged: Bench, engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    judged: Bench, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The candidate's first timed call spins for 1.5 s, the next one ends it; we look on from outside."""
     monkeypatch.setattr(devices, "runtime_folder", lambda: tmp_path)
@@ -800,7 +799,7 @@ def test_priority_comes_back_after_preparing(judged: Bench) -> None:
     assert os.sched_getscheduler(judged.judge) == os.SCHED_OTHER
 
 
-def test_a_lost_judge_is_nobodys_fault(engine: Bubblewrap) -> None:
+def test_a_lost_judge_is_nobodys_fault(engine: Engine) -> None:
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     before = set(judges())
     try:
@@ -847,7 +846,7 @@ def operator(folder: Path, expert: str) -> Path:
     ],
     ids=["broken", "inexact"],
 )  # fmt: skip
-def test_no_expert(engine: Bubblewrap, tmp_path: Path, expert: str, reason: str) -> None:
+def test_no_expert(engine: Engine, tmp_path: Path, expert: str, reason: str) -> None:
     evaluator = Evaluator(contract.task(str(operator(tmp_path, expert))), engine)
     try:
         with pytest.raises(EvaluatorFailed, match=f"^{re.escape(reason)}$"):

@@ -46,7 +46,7 @@ from justgoal.events import (
     ToolCall,
     ToolResult,
 )
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import Engine
 from justgoal.sandboxes.staging import neutral_folder
 from justgoal.state import EXIT_CODES
 from justgoal.tasks import contract
@@ -120,7 +120,7 @@ class Runner:
 
 
 @pytest.fixture
-def runner(engine: Bubblewrap, tmp_path: Path) -> Iterator[Runner]:
+def runner(engine: Engine, tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(tmp_path)
     yield runner
     for link in runner.runs.glob("*/workspace"):
@@ -173,7 +173,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Whole"]:
+def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Whole"]:
     """Patience 2. No solution; expert; wrong; the first correct one resets; two repeated ones in a command of three."""
     runner = Runner(tmp_path_factory.mktemp("whole"))
     script = [
@@ -761,7 +761,7 @@ def test_evaluate_is_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_evaluate(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
     done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd")
     assert (done.code, done.err) == (0, "")
@@ -772,7 +772,7 @@ def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluate_as_json(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_evaluate_as_json(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(after(0, "total = total + 1"))
     done = evaluate(str(tmp_path), "--task", str(SCALE_ADD), "--json")
     assert (done.code, done.err) == (1, "")

@@ -18,7 +18,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 from justgoal.errors import Fatal, UsageError
-from justgoal.sandboxes import Spec, cgroups, mounts, seccomp
+from justgoal.sandboxes import Spec, cgroups, leftovers, mounts, seccomp, staging
 
 _SETTLING = 10.0  # s
 _LAUNCH = """
@@ -43,7 +43,8 @@ class Bubblewrap:
             ["bwrap", "--version"], capture_output=True, text=True, check=True
         ).stdout.split()[-1]
         self._groups = cgroups.hierarchies()
-        self._groups.sweep()
+        leftovers.sweep()
+        self._in_use = staging.use()
         self._stage = mounts.stage()
 
     def start(self, spec: Spec) -> "BubblewrapSandbox":

@@ -13,6 +13,8 @@ from justgoal.errors import Fatal, JustgoalError, UsageError
 
 OLDEST = (1, 41)
 """Of its API: Docker Engine 20.10, the first whose containers have control groups of their own to see."""
+OWNER, ROLE = "justgoal.owner", "justgoal.role"
+"""Labels of our containers: the mark of the runtime (owners.py), and what the sandbox is for."""
 _PATIENCE = 120  # s for an answer
 
 
@@ -52,6 +54,18 @@ def explained(doing: str) -> Iterator[None]:
         raise
     except (DockerException, requests.RequestException) as error:
         raise _fatal(doing, error) from error
+
+
+def remove(client: docker.DockerClient, container: str) -> None:
+    """Kill and remove a container; that it is gone, or is being removed, is as good."""
+    with explained("remove a container"):
+        try:
+            client.api.remove_container(container, force=True, v=True)
+        except NotFound:
+            pass
+        except APIError as error:
+            if error.status_code != 409:
+                raise
 
 
 def _fatal(doing: str, error: Exception) -> Fatal:

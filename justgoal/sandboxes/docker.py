@@ -17,18 +17,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from docker import DockerClient
-from docker.errors import APIError, NotFound
 from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as Bind
 
 from justgoal import owners, resources
 from justgoal.errors import Fatal
-from justgoal.sandboxes import UID, Mount, Spec, cgroups, daemon, images, mounts, seccomp
-from justgoal.sandboxes.staging import VENV
+from justgoal.sandboxes import UID, Mount, Spec, cgroups, daemon, images, leftovers, mounts, seccomp, staging
 
-OWNER = "justgoal.owner"
-ROLE = "justgoal.role"
 _DOORWAY = "/run/launch"
 _STARTING = 60.0  # s
 _COVERED = ("/sys", "/sys/fs/cgroup", "/dev/mqueue")
@@ -46,7 +41,8 @@ class Docker:
             raise Fatal("sandboxes need root here: run as root or with sudo")
         self.version = str(self._client.version()["Version"])
         self._hierarchies = cgroups.hierarchies()
-        sweep(self._client, self._hierarchies)
+        leftovers.sweep(self._client)
+        self._in_use = staging.use()
         self._stage = mounts.stage()
         self._environment = mounts.environment(self._stage)
         self.image: str | None = None
@@ -90,6 +86,12 @@ class Docker:
     def group(self, pid: int) -> cgroups.Group:
         return self._hierarchies.of_process(pid)
 
+    def no_start(self, container: str) -> str:
+        """Why PID 1 ended before it said anything: without a log only its exit code is known."""
+        text = f"a sandbox did not start: its launcher ended with {self.status(container)}"
+        hint = "does the image have a C library as new as this machine's?"
+        return f"{text}; {hint}" if self.image else text
+
     def running(self, container: str) -> bool:
         with daemon.explained("look at a container"):
             return bool(self._client.api.inspect_container(container)["State"]["Running"])
@@ -104,7 +106,7 @@ class Docker:
             return bool(self._client.api.inspect_container(container)["State"]["OOMKilled"])
 
     def remove(self, container: str) -> None:
-        _remove(self._client, container)
+        daemon.remove(self._client, container)
 
     def _create(self, spec: Spec, folder: Path) -> str:
         """A container of this spec, not started yet."""
@@ -139,14 +141,14 @@ class Docker:
         )
         made = api.create_container(
             self._image,
-            entrypoint=[f"{VENV}/bin/python", "-ISE", f"{_DOORWAY}/launch.py"],
+            entrypoint=[f"{staging.VENV}/bin/python", "-ISE", f"{_DOORWAY}/launch.py"],
             command=[f"{_DOORWAY}/socket"],
             hostname="sandbox",
             user=f"{spec.uid}:{spec.uid}",
             working_dir="/",
             host_config=host,
             healthcheck={"test": ["NONE"]},
-            labels={OWNER: owners.mark(), ROLE: spec.role},
+            labels={daemon.OWNER: owners.mark(), daemon.ROLE: spec.role},
             use_config_proxy=False,
         )
         return str(made["Id"])
@@ -218,7 +220,7 @@ class DockerSandbox:
             if found := doorway.knock(0.5):
                 return found
             if not self._engine.running(self.container):
-                raise Fatal(f"a sandbox did not start: its launcher ended with {self._engine.status(self.container)}")
+                raise Fatal(self._engine.no_start(self.container))
         raise Fatal(f"a sandbox did not start: its launcher said nothing for {_STARTING:g} s")
 
     def _launch(self, caller: socket.socket, far: socket.socket, write: int) -> None:
@@ -266,29 +268,3 @@ class DockerSandbox:
         self.freezer.close()
         for descriptor in (self._memory_events, self.output, self._pidfd):
             os.close(descriptor)
-
-
-def sweep(client: DockerClient, hierarchies: cgroups.Hierarchies) -> int:
-    """Remove the containers of runtimes that no longer exist, frozen or not; how many there were."""
-    with daemon.explained("look for containers that were left behind"):
-        found = client.api.containers(all=True, filters={"label": OWNER})
-    left = [one["Id"] for one in found if owners.dead(one["Labels"].get(OWNER, ""))]
-    for container in left:
-        with suppress(NotFound), daemon.explained("look at a container"):
-            if pid := client.api.inspect_container(container)["State"]["Pid"]:
-                with suppress(OSError):  # it may end just now
-                    hierarchies.of_process(pid).kill()
-        _remove(client, container)
-    return len(left)
-
-
-def _remove(client: DockerClient, container: str) -> None:
-    """Kill and remove it; that it is gone, or is being removed, is as good."""
-    with daemon.explained("remove a container"):
-        try:
-            client.api.remove_container(container, force=True, v=True)
-        except NotFound:
-            pass
-        except APIError as error:
-            if error.status_code != 409:
-                raise

@@ -7,12 +7,13 @@ imported once, and again when those places have changed; nothing is ever pulled.
 import hashlib
 import io
 import tarfile
-from pathlib import PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import docker
 from docker.errors import ImageNotFound
 
-from justgoal.errors import UsageError
+from justgoal.errors import Fatal, UsageError
 from justgoal.sandboxes import Mount, daemon
 
 LABEL = "justgoal"
@@ -43,6 +44,18 @@ def named(client: docker.DockerClient, name: str) -> tuple[str, dict[str, str]]:
             raise UsageError(f"no image {name!r} here: docker pull {name}, or justgoal sandbox build") from None
     variables = image.attrs["Config"].get("Env") or []
     return str(image.id), dict(variable.split("=", 1) for variable in variables)
+
+
+def build(folder: Path, tag: str, base: str | None) -> Iterator[str]:
+    """Build the Dockerfile in `folder`, on `base` instead of its own if one is named; yields what the engine prints."""
+    client = daemon.connect()
+    with daemon.explained("build an image"):
+        arguments = {"BASE": base} if base else {}
+        for part in client.api.build(str(folder), tag=tag, rm=True, forcerm=True, decode=True, network_mode="host",
+                                     buildargs=arguments):  # fmt: skip
+            if "error" in part:
+                raise Fatal(f"cannot build an image: {' '.join(part['error'].split())}")
+            yield from str(part.get("stream", "")).splitlines()
 
 
 def remove_old(client: docker.DockerClient) -> int:

@@ -6,9 +6,11 @@ Compilers, system libraries, the staged interpreter with torch and numpy (stagin
 
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from justgoal import owners
 from justgoal.errors import Fatal
 from justgoal.sandboxes import Mount, Spec
 from justgoal.sandboxes.staging import PYTHON, VENV, Stage, neutral_folder, stage, stage_tree
@@ -30,6 +32,7 @@ __all__ = [
     "sizes",
     "stage",
     "stage_tree",
+    "sweep_workspaces",
     "system",
 ]
 
@@ -113,10 +116,35 @@ def agent_folder(run: Path, uid: int) -> Path:
     """The agent's folder of a run: at a neutral place, as a bind shows its origin, and linked as run/workspace."""
     link = run / "workspace"
     if not link.is_symlink():
-        link.symlink_to(neutral_folder() / "workspaces" / secrets.token_hex(8))
+        folder = neutral_folder() / "workspaces" / secrets.token_hex(8)
+        _private(folder.parent)
+        _run_of(folder).write_text(str(link.absolute()))
+        link.symlink_to(folder)
     folder = link.readlink()
     own_folder(folder, uid)
     return folder
+
+
+def sweep_workspaces() -> int:
+    """Remove the agents' folders whose runs have been removed; how many there were."""
+    removed = 0
+    for note in (neutral_folder() / "workspaces").glob("*.run"):
+        link, folder = Path(note.read_text()), note.with_suffix("")
+        if not (link.is_symlink() and link.readlink() == folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            note.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _run_of(folder: Path) -> Path:
+    """The note beside an agent's folder that says which run's it is."""
+    return folder.with_name(folder.name + ".run")
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def own_folder(folder: Path, uid: int) -> None:
@@ -124,8 +152,7 @@ def own_folder(folder: Path, uid: int) -> None:
 
     Only the folder itself is given away; what an earlier run left in it has its owner already.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.parent.chmod(0o700)
+    _private(folder.parent)
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -141,7 +168,6 @@ def _top_level() -> list[Path]:
 
 def _identity_files(uid: int) -> Path:
     """Staged passwd, group, hosts and hostname that know nobody but root, the sandbox's user and nobody."""
-    folder = neutral_folder() / "identity" / str(uid)
     texts = {
         "passwd": f"root:x:0:0:root:/root:/bin/false\n{ACCOUNT}:x:{uid}:{uid}:{ACCOUNT}:{HOME}:/bin/bash\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
@@ -149,14 +175,10 @@ def _identity_files(uid: int) -> Path:
         "hosts": "127.0.0.1 localhost sandbox\n",
         "hostname": "sandbox\n",
     }
-    if all((folder / name).is_file() and (folder / name).read_text() == text for name, text in texts.items()):
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.parent.chmod(0o755)
-    folder.chmod(0o755)
-    for name, text in texts.items():
-        temporary = folder / f".{name}-{os.getpid()}"
-        temporary.write_text(text)
-        temporary.chmod(0o644)
-        temporary.rename(folder / name)
-    return folder
+    made = owners.make_folder("identity")
+    try:
+        for name, text in texts.items():
+            (made / name).write_text(text)
+        return stage_tree(made)
+    finally:
+        owners.remove_folder(made)
