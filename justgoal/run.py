@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -101,6 +101,7 @@ def run(options: RunOptions, view: View) -> int:
     engine = _engine(options, earlier)
     with ExitStack() as stack:
         stack.callback(model.close)
+        stack.callback(engine.close)
         stack.enter_context(view)
         stack.enter_context(_interruptible())
         view.header(_title(task.name, model, folder, engine, recording))
@@ -413,16 +414,15 @@ def evaluate(
         raise UsageError(f"{solution} is no solution: {problem}") from None
     if not found.mentions_run():
         raise UsageError(f"{solution} is no solution: solution.py defines no function run")
-    engine = engines.choose(engine_name, image)
-    evaluator = Evaluator(task, engine)
-    try:
-        with Device(DEVICE).exclusive():
-            report = evaluator.open()
-            if not as_json:
-                print(harmless(f"expert       {report.summary()}"), flush=True)
-            verdict = evaluator.evaluate(found)
-    finally:
-        evaluator.close()
+    with (
+        closing(engines.choose(engine_name, image)) as engine,
+        closing(Evaluator(task, engine)) as evaluator,
+        Device(DEVICE).exclusive(),
+    ):
+        report = evaluator.open()
+        if not as_json:
+            print(harmless(f"expert       {report.summary()}"), flush=True)
+        verdict = evaluator.evaluate(found)
     if as_json:
         print(json.dumps({"task": task.name, "expert": report.to_json(), "verdict": verdict.to_json()}, indent=1))
     else:

@@ -1,7 +1,7 @@
 """Fixtures for tests that need real sandboxes, and which engines make them.
 
 A test that takes `engine` runs with bubblewrap. Marked `docker`, alone or with its module, it runs with the Docker
-Engine too; marked `docker("slow")` that second time is a slow test.
+Engine too; marked `docker("slow")` that second time is a slow test, marked `docker("only")` there is no first time.
 """
 
 import os
@@ -22,19 +22,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = [pytest.param("bubblewrap")]
     if mark := metafunc.definition.get_closest_marker("docker"):
-        names.append(pytest.param("docker", marks=[pytest.mark.slow] if mark.args == ("slow",) else []))
+        docker = pytest.param("docker", marks=[pytest.mark.slow] if "slow" in mark.args else [])
+        names = [docker] if "only" in mark.args else [*names, docker]
     metafunc.parametrize("engine", names, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Where it is missing its tests are skipped; where CI is set they fail."""
     try:
-        return engines.choose(request.param)
+        engine = engines.choose(request.param)
     except JustgoalError as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")

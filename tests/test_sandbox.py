@@ -398,7 +398,7 @@ time.sleep(1000)
         folders = runtime.stdout.readline().split()
         assert folders and len(processes_with(token)) >= 2
         runtime.kill()
-    engines.choose(engine.name)
+    engines.choose(engine.name).close()
     assert processes_with(token) == []
     assert not any(Path(folder).exists() for folder in folders)
 
@@ -428,7 +428,8 @@ def sandboxes(engine: Engine) -> list[str]:
     containers: list[str] = []
     if engine.name == "docker":
         label = f"{daemon.OWNER}={owners.mark()}"
-        containers = [one["Id"] for one in daemon.connect().api.containers(all=True, filters={"label": label})]
+        with contextlib.closing(daemon.connect()) as client:
+            containers = [one["Id"] for one in client.api.containers(all=True, filters={"label": label})]
     return sorted(groups + folders + containers)
 
 

@@ -195,7 +195,7 @@ def test_old_flood_does_not_hold_a_deadline(shell: Shell) -> None:
     run(shell, "(while :; do echo spam; sleep 0.01; done) & yes >/dev/null &")
     result = shell.run("exec sleep 100", 0.3)
     assert (result.ended, result.restarted) == ("deadline", True)
-    assert lines(shell, "pgrep -c yes")[-1] == "1"
+    assert "1" in lines(shell, "pgrep -c yes")  # among what the spammer prints
 
 
 def test_output_without_room(shell: Shell) -> None:

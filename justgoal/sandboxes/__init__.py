@@ -91,3 +91,6 @@ class Engine(Protocol):
 
     def start(self, spec: Spec) -> Sandbox:
         """Start it, or raise Fatal with one line that says what is missing and how to get it."""
+
+    def close(self) -> None:
+        """Give up what it holds itself; its sandboxes must be closed before."""

@@ -61,6 +61,9 @@ class Bubblewrap:
             group.remove()
             raise
 
+    def close(self) -> None:
+        os.close(self._in_use)
+
     def _arguments(self, spec: Spec) -> list[str]:
         """bubblewrap's arguments up to the command."""
         tree = _Tree()

@@ -31,7 +31,6 @@ def connect() -> docker.DockerClient:
     place = address()
     try:
         client = docker.DockerClient(base_url=place, timeout=_PATIENCE, version="auto")
-        client.ping()
     except (DockerException, requests.RequestException) as error:
         raise UsageError(_refusal(place, str(error))) from error
     if tuple(map(int, client.api.api_version.split("."))) < OLDEST:
@@ -91,6 +90,6 @@ def _refusal(place: str, text: str) -> str:
         return f"no permission on the Docker Engine's socket {place.removeprefix('unix://')}: run as root or with sudo"
     if re.search(r"No such file|Connection refused|Connection aborted|Max retries|timed out", text):
         return f"no Docker Engine answers at {place}: start it (systemctl start docker), or use --engine bubblewrap"
-    if "too old" in text:
+    if "API versions below" in text:
         return f"the Docker Engine at {place} is too old: 20.10 or newer is needed, or --engine bubblewrap"
     return f"cannot use the Docker Engine at {place}: {' '.join(text.split())}"

@@ -36,13 +36,21 @@ class Docker:
     name = "docker"
 
     def __init__(self, image: str | None = None) -> None:
-        self._client = daemon.connect()
         if os.geteuid() != 0:
+            daemon.connect().close()  # whoever may not use its socket is told so
             raise Fatal("sandboxes need root here: run as root or with sudo")
+        self._client = daemon.connect()
+        self._in_use = staging.use()
+        try:
+            self._prepare(image)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, image: str | None) -> None:
         self.version = str(self._client.version()["Version"])
         self._hierarchies = cgroups.hierarchies()
         leftovers.sweep(self._client)
-        self._in_use = staging.use()
         self._stage = mounts.stage()
         self._environment = mounts.environment(self._stage)
         self.image: str | None = None
@@ -71,6 +79,10 @@ class Docker:
                     raise
         finally:
             owners.remove_folder(folder)
+
+    def close(self) -> None:
+        os.close(self._in_use)
+        self._client.close()
 
     def order(self, spec: Spec) -> bytes:
         """What launch.py is told."""

@@ -8,6 +8,7 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 import docker
@@ -48,8 +49,7 @@ def named(client: docker.DockerClient, name: str) -> tuple[str, dict[str, str]]:
 
 def build(folder: Path, tag: str, base: str | None) -> Iterator[str]:
     """Build the Dockerfile in `folder`, on `base` instead of its own if one is named; yields what the engine prints."""
-    client = daemon.connect()
-    with daemon.explained("build an image"):
+    with closing(daemon.connect()) as client, daemon.explained("build an image"):
         arguments = {"BASE": base} if base else {}
         for part in client.api.build(str(folder), tag=tag, rm=True, forcerm=True, decode=True, network_mode="host",
                                      buildargs=arguments):  # fmt: skip
