@@ -452,15 +452,24 @@ def test_needs_root() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def top_of(version: int) -> Path:
+    """Where control groups of that version are; those of version 2 may be beside those of version 1."""
+    folder = {1: Path("/sys/fs/cgroup/freezer"), 2: Path("/sys/fs/cgroup/unified")}[version]
+    if version == 2 and not folder.is_dir():
+        folder = Path("/sys/fs/cgroup")
+    if not (folder / "cgroup.procs").exists():
+        pytest.skip(f"no control groups of version {version} here")
+    return folder
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes control groups")
 def test_freezer_versions(version: int) -> None:
-    """Freezing, thawing and removal of a group with frozen processes, in either version of control groups."""
-    top = {1: Path("/sys/fs/cgroup/freezer"), 2: Path("/sys/fs/cgroup/unified")}[version]
-    if version == 2 and not top.is_dir():
-        top = Path("/sys/fs/cgroup")
-    if not (top / "cgroup.procs").exists():
-        pytest.skip(f"no control groups of version {version} here")
+    """Freezing, thawing and removal of a group with frozen processes, in either version of control groups.
+
+    The group is also found through its process, as that of a container is.
+    """
+    top = top_of(version)
     folder = top / f"test-{secrets.token_hex(4)}"
     group = cgroups.Group(version, {"memory": folder, "freezer": folder / "inside" if version == 2 else folder})
     for path in group.unique():
@@ -469,16 +478,22 @@ def test_freezer_versions(version: int) -> None:
     with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"ready\n"
         assert group.pids() == group.freezable() == {process.pid}
-        freezer = group.freezer()
+        tops = dict.fromkeys(("memory", "pids", "cpu", "freezer"), ("/", top))
+        found = cgroups.Hierarchies(version, {}, tops).of_process(process.pid) if version == 2 else None
+        assert found is None or found.folders["freezer"] == group.folders["freezer"]
+        freezer = (found or group).freezer()
         freezer.freeze()
         assert freezer.frozen()
         freezer.thaw()
         assert not freezer.frozen()
         freezer.freeze()
-        freezer.close()
         group.remove()
     assert process.returncode == -signal.SIGKILL
     assert not folder.exists()
+    freezer.freeze()  # what is gone can be told to freeze, and to thaw, at no one's cost
+    freezer.thaw()
+    assert not freezer.frozen()
+    freezer.close()
 
 
 def test_staged_tree(tmp_path: Path) -> None:
