@@ -4,6 +4,7 @@ The borders of its sandboxes are tried in test_sandbox.py, beside bubblewrap's.
 """
 
 import _ctypes
+import gc
 import json
 import os
 import re
@@ -87,7 +88,7 @@ def image(engine: Docker, tmp_path: Path) -> Iterator[str]:
     """One that has this machine's system in it, as far as Python needs it, and is hostile in its settings."""
     libraries = subprocess.run(["ldd", "/usr/bin/env", "/usr/bin/bash", sys.executable, _ctypes.__file__], text=True,
                                capture_output=True, check=True).stdout  # fmt: skip
-    files = {*re.findall(r"(/\S+\.so\S*)", libraries), "/usr/bin/env", "/usr/bin/bash"}
+    files = {*re.findall(r"(/\S+\.so[^\s:]*)", libraries), "/usr/bin/env", "/usr/bin/bash"}
     root = tmp_path / "root"
     for file in map(Path, files):
         target = root / str(file).lstrip("/")
@@ -177,8 +178,8 @@ def test_no_permission(engine: Engine) -> None:
             os.write(write, f"{type(error).__name__} {error}".encode())
         os._exit(0)
     os.waitpid(child, 0)
-    place = daemon.address().removeprefix("unix://")
     said = os.read(read, 4096).decode()
+    place = daemon.address()
     assert said == f"UsageError no permission on the Docker Engine's socket {place}: run as root or with sudo"
 
 
@@ -280,18 +281,25 @@ def small(
             subprocess.run(["umount", "--recursive", "--lazy", str(data)], check=True)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets sockets
 def test_disk_full_and_engine_gone(small: tuple[Callable[[], None], Callable[[], None]]) -> None:
     fill, end = small
     with closing(engines.choose("docker")) as other:
         other.start(TRUE).close()
         fill()
-        with pytest.raises(Fatal) as full:
-            other.start(TRUE)
-        assert str(full.value) == (
+        assert refusal(other) == (
             "cannot start a sandbox: the disk of the Docker Engine is full; free some, e.g. docker system prune"
         )
         assert ours() == []
         end()
-        with pytest.raises(Fatal) as gone:
-            other.start(TRUE)
-        assert str(gone.value) == f"cannot start a sandbox: the Docker Engine at {daemon.address()} no longer answers"
+        assert refusal(other) == f"cannot start a sandbox: the Docker Engine at {daemon.address()} no longer answers"
+    gc.collect()
+
+
+def refusal(engine: Engine) -> str:
+    """The line that says why it starts nothing; the error itself, which holds the SDK's sockets, is let go."""
+    try:
+        engine.start(TRUE)
+    except Fatal as error:
+        return str(error)
+    return ""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -30,8 +31,11 @@ def connect() -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST names, or of the one at its usual place; raises UsageError."""
     place = address()
     try:
+        _knock(place)
         client = docker.DockerClient(base_url=place, timeout=_PATIENCE, version="auto")
-    except (DockerException, requests.RequestException) as error:
+    except PermissionError as error:
+        raise UsageError(f"no permission on the Docker Engine's socket {place}: run as root or with sudo") from error
+    except (OSError, DockerException) as error:
         raise UsageError(_refusal(place, str(error))) from error
     if tuple(map(int, client.api.api_version.split("."))) < OLDEST:
         version = client.version()["Version"]
@@ -46,11 +50,9 @@ def address() -> str:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Errors of the engine inside, but NotFound, become one line; `doing` says what it was asked for."""
+    """Errors of the engine inside become one line; `doing` says what it was asked for."""
     try:
         yield
-    except NotFound:
-        raise
     except (DockerException, requests.RequestException) as error:
         raise _fatal(doing, error) from error
 
@@ -84,10 +86,15 @@ def _fatal(doing: str, error: Exception) -> Fatal:
     return Fatal(f"cannot {doing}: the Docker Engine says: {text}")
 
 
+def _knock(place: str) -> None:
+    """Raise OSError when nobody listens at a socket: the client would say so less clearly."""
+    if place.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(place.removeprefix("unix://"))
+
+
 def _refusal(place: str, text: str) -> str:
     """Why there is no client."""
-    if "Permission denied" in text:
-        return f"no permission on the Docker Engine's socket {place.removeprefix('unix://')}: run as root or with sudo"
     if re.search(r"No such file|Connection refused|Connection aborted|Max retries|timed out", text):
         return f"no Docker Engine answers at {place}: start it (systemctl start docker), or use --engine bubblewrap"
     if "API versions below" in text:

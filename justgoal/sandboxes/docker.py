@@ -14,7 +14,7 @@ import signal
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from docker.types import DeviceRequest, LogConfig, Ulimit
@@ -201,30 +201,30 @@ class DockerSandbox:
         self.container = container
         self._engine = engine
         self._code: int | None = None
-        self._closed = False
         caller, pid = self._first_word(doorway)
-        with caller:
+        with caller, ExitStack() as opened:
             self._pidfd = os.pidfd_open(pid)
+            opened.callback(os.close, self._pidfd)
             self._group = engine.group(pid)
             self.freezer = self._group.freezer()
+            opened.callback(self.freezer.close)
             self._memory_events = self._group.memory_events()
+            opened.callback(os.close, self._memory_events)
+            if spec.idle:
+                self._group.idle(True)
+            if spec.role == "agent":
+                cgroups.spare(pid)
             self.channel, far = socket.socketpair(
                 socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM
             )
+            opened.callback(self.channel.close)
             self.output, write = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, self.output)
             os.set_blocking(self.output, False)
-            try:
-                if spec.idle:
-                    self._group.idle(True)
-                if spec.role == "agent":
-                    cgroups.spare(pid)
+            with far, os.fdopen(write):
                 self._launch(caller, far, write)
-            except BaseException:
-                self._close_descriptors()
-                raise
-            finally:
-                far.close()
-                os.close(write)
+            self._opened = opened.pop_all()
+        self._closed = False
 
     def _first_word(self, doorway: _Doorway) -> tuple[socket.socket, int]:
         end = time.monotonic() + _STARTING
@@ -241,7 +241,11 @@ class DockerSandbox:
             printed = nowhere.fileno() if self.spec.quiet else write
             socket.send_fds(caller, [self._engine.order(self.spec)], [far.fileno(), printed])
         caller.settimeout(_STARTING)
-        if refusal := caller.recv(4096):
+        try:
+            refusal = caller.recv(4096)
+        except TimeoutError:
+            refusal = b"its launcher does not come to an end"
+        if refusal:
             raise Fatal(f"a sandbox did not start: {refusal.decode(errors='replace')}")
 
     def alive(self) -> bool:
@@ -273,10 +277,4 @@ class DockerSandbox:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # arrives before the next instruction when thawed
         self.freezer.thaw()
         self._engine.remove(self.container)
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        self.channel.close()
-        self.freezer.close()
-        for descriptor in (self._memory_events, self.output, self._pidfd):
-            os.close(descriptor)
+        self._opened.close()

@@ -55,7 +55,7 @@ def _containers(client: DockerClient, hierarchies: cgroups.Hierarchies) -> int:
         found = client.api.containers(all=True, filters={"label": daemon.OWNER})
     left = [one["Id"] for one in found if owners.dead(one["Labels"][daemon.OWNER])]
     for container in left:
-        with suppress(NotFound, FileNotFoundError), daemon.explained("look at a container"):
+        with daemon.explained("look at a container"), suppress(NotFound, FileNotFoundError):
             if pid := client.api.inspect_container(container)["State"]["Pid"]:
                 hierarchies.of_process(pid).kill()
         daemon.remove(client, container)

@@ -50,15 +50,14 @@ def neutral_folder() -> Path:
 
 def use() -> int:
     """An open lock that says, as long as this process lives, that what is staged is in use."""
-    _folder(neutral_folder())
-    lock = os.open(neutral_folder() / ".in-use", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = _lock()
     fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
 
 
 def remove_all() -> bool:
     """Remove everything that is staged, finished or not; False when some process uses it."""
-    lock = os.open(neutral_folder() / ".in-use", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = _lock()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for home in ("stage", "trees"):
@@ -68,6 +67,11 @@ def remove_all() -> bool:
     finally:
         os.close(lock)
     return True
+
+
+def _lock() -> int:
+    _folder(neutral_folder())
+    return os.open(neutral_folder() / ".in-use", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 def stage() -> Stage:
