@@ -320,6 +320,6 @@ def test_gate_ends_the_run(engine: Engine, tmp_path: Path) -> None:
 
 def test_sandbox_lost(engine: Engine, tmp_path: Path) -> None:
     with gated(engine, tmp_path) as (shell, _):
-        threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in shell.sandbox._group.pids()]).start()  # type: ignore[attr-defined]
+        threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in sorted(shell.sandbox._group.pids())]).start()  # type: ignore[attr-defined]
         with pytest.raises(SandboxLost, match="the agent's sandbox ended by itself"):
             shell.run(f"sleep 100 # {secrets.token_hex(4)}", 30)
