@@ -1,6 +1,6 @@
 """What a tool call costs: `echo hi` through the bash tool, and with both transcript lines on disk.
 
-python benchmarks/tool_call.py        as root; about 10 seconds
+python benchmarks/tool_call.py        as root; half a minute; both engines, where they are there
 """
 
 import statistics
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from justgoal.errors import JustgoalError
 from justgoal.events import ToolCall, ToolResult
-from justgoal.sandboxes import Limits, Spec, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Engine, Limits, Spec, engines, mounts
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.tools import Tools
 from justgoal.transcript import Transcript
@@ -23,13 +23,23 @@ INPUT = {"command": "echo hi"}
 
 
 def main() -> None:
-    engine = Bubblewrap()
+    for name in ("bubblewrap", "docker"):
+        try:
+            engine = engines.choose(name)
+        except JustgoalError as error:
+            print(f"{name}: {error}")
+        else:
+            with closing(engine):
+                measure(engine)
+
+
+def measure(engine: Engine) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mounts.own_folder(folder / "run" / "workspace", UID)
         task = mounts.stage_tree(Path(__file__).parents[1] / "prompts")
         spec = agent_spec(folder / "run" / "workspace", task, None, Limits(1 << 30, 256, 2), UID)
-        print(f"{'':36} {'median':>10} {'p90':>10}")
+        print(f"{f'{engine.name} {engine.version}':36} {'median':>10} {'p90':>10}")
         report("start of the agent's sandbox", [start(engine, spec) for _ in range(STARTS)])
         with closing(engine.start(spec)) as sandbox:
             tools = Tools(Shell(sandbox, None))
@@ -41,7 +51,7 @@ def main() -> None:
             report("freeze and thaw", repeat(lambda: (sandbox.freezer.freeze(), sandbox.freezer.thaw())))
 
 
-def start(engine: Bubblewrap, spec: Spec) -> float:
+def start(engine: Engine, spec: Spec) -> float:
     """Seconds until a new sandbox's shell is ready."""
     began = time.perf_counter()
     with closing(engine.start(spec)) as sandbox:

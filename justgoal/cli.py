@@ -27,7 +27,18 @@ app = typer.Typer(
 )
 tasks = typer.Typer(help="What there is to work on.", rich_markup_mode=None)
 app.add_typer(tasks, name="tasks")
+sandbox = typer.Typer(help="Images for sandboxes.", rich_markup_mode=None)
+app.add_typer(sandbox, name="sandbox")
 
+EngineName = Annotated[
+    Literal["docker", "bubblewrap"] | None,
+    typer.Option(
+        "--engine", metavar="docker|bubblewrap", help="What makes the sandboxes.  [default: Docker where it answers]"
+    ),
+]
+Image = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Docker image to use instead of this machine's own system.")
+]
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs are.  [default: ./runs]")]
 
 
@@ -66,6 +77,8 @@ def run(
     max_turns: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after N responses of the model.")
     ] = None,
+    engine: EngineName = None,
+    image: Image = None,
 ) -> None:
     """Let a model work on a task until the stop rule ends the run."""
     from justgoal import run as runtime
@@ -80,6 +93,8 @@ def run(
         patience=patience,
         max_hours=max_hours,
         max_turns=max_turns,
+        engine=engine,
+        image=image,
     )
     raise typer.Exit(runtime.run(options, View(sys.stdout)))
 
@@ -89,11 +104,13 @@ def evaluate(
     solution: Annotated[Path, typer.Argument(metavar="SOLUTION", help="A folder with solution.py.")],
     task: Annotated[str, typer.Option(metavar="OPERATOR[/WORKLOAD]", help="What it is a solution of.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole verdict as JSON.")] = False,
+    engine: EngineName = None,
+    image: Image = None,
 ) -> None:
     """Judge a solution as in a run, without a model."""
     from justgoal import run as runtime
 
-    raise typer.Exit(runtime.evaluate(solution, task, as_json))
+    raise typer.Exit(runtime.evaluate(solution, task, as_json, engine, image))
 
 
 @app.command()
@@ -135,6 +152,25 @@ def show_task(operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="
     from justgoal import listing
 
     say(listing.operator(operator))
+
+
+@sandbox.command("build")
+def build_sandbox(
+    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="What to build on.  [default: NVIDIA's]")] = None,
+    tag: Annotated[str, typer.Option(metavar="NAME", help="What to call it.")] = "justgoal-sandbox",
+) -> None:
+    """Make a Docker image with a CUDA system of its own, for --image."""
+    from justgoal.sandboxes import images
+
+    say(images.build(resources.sandbox_files(), tag, base))
+
+
+@app.command()
+def clean() -> None:
+    """Remove what runs that were killed left on this machine, and what can be made again."""
+    from justgoal.sandboxes import leftovers
+
+    say(leftovers.clean())
 
 
 def default_runs() -> Path:

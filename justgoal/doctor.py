@@ -12,7 +12,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,12 +23,14 @@ from justgoal.evaluation import certificate
 from justgoal.evaluation.certificate import Certificate
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import CACHE, PYTHON, compute_environment, memory, threads
-from justgoal.sandboxes import Engine, Limits, Spec
-from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID, Bubblewrap
+from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Spec
+from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes.docker import Docker
 from justgoal.terminal import View
 
 DEVICE = "cpu"
-ENGINES = (Bubblewrap,)
+ENGINES = (Docker, Bubblewrap)
+"""The default comes first."""
 MARGIN = " " * 20
 """Where findings begin; what to do stands below them."""
 
@@ -91,20 +93,21 @@ def doctor(view: View, runs: Path, *, quick: bool, as_json: bool) -> int:
 
 def checks(view: View, runs: Path, quick: bool) -> Iterator[Line]:
     """The lines in order. Without an engine there is nothing to try the rest in."""
-    engine, tried = engines()
-    yield from tried
-    yield uid()
-    yield processor()
-    yield clock()
-    yield disk(runs)
-    if engine is None:
-        return
-    try:
-        yield from sandboxed(engine, view, quick)
-    except JustgoalError as error:
-        yield Line(
-            "missing", "sandbox", str(error), "run as root where the kernel allows namespaces and control groups"
-        )
+    with ExitStack() as stack:
+        found, tried = engines(stack)
+        yield from tried
+        yield uid()
+        yield processor()
+        yield clock()
+        yield disk(runs)
+        if not found:
+            return
+        try:
+            yield from sandboxed(found[0], view, quick)
+        except JustgoalError as error:
+            yield Line(
+                "missing", "sandbox", str(error), "run as root where the kernel allows namespaces and control groups"
+            )
 
 
 def sandboxed(engine: Engine, view: View, quick: bool) -> Iterator[Line]:
@@ -125,19 +128,19 @@ def sandboxed(engine: Engine, view: View, quick: bool) -> Iterator[Line]:
         yield from noise(held)
 
 
-def engines() -> tuple[Engine | None, list[Line]]:
-    """The first that works, and a line for each: one that does not is no loss beside one that does."""
+def engines(stack: ExitStack) -> tuple[list[Engine], list[Line]]:
+    """Those that work, and a line for each: one that does not is no loss beside one that does."""
     found: list[Engine] = []
     failures: dict[str, str] = {}
     for kind in ENGINES:
         try:
-            found.append(kind())
+            found.append(stack.enter_context(closing(kind())))
         except JustgoalError as error:
             failures[kind.name] = str(error)
     working = [Line("ok", "engine", f"{engine.name} {engine.version}") for engine in found]
     mark: Literal["weak", "missing"] = "weak" if found else "missing"
     broken = [Line(mark, "engine", *_cause_and_cure(text)) for text in failures.values()]
-    return found[0] if found else None, [*working, *broken]
+    return found, [*working, *broken]
 
 
 def uid() -> Line:

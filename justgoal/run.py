@@ -8,11 +8,10 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from justgoal import __version__, events, figures, machine, models, resources
+from justgoal import __version__, events, figures, machine, models, owners, resources
 from justgoal import goal as goals
 from justgoal.agent import run_agent
 from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, SandboxLost, StopRun, UsageError
@@ -43,8 +42,7 @@ from justgoal.events import (
 )  # fmt: skip
 from justgoal.models import Model
 from justgoal.narrator import Narrator
-from justgoal.sandboxes import Limits
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Engine, Limits, engines
 from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
@@ -72,6 +70,8 @@ class RunOptions:
     patience: int | None
     max_hours: float | None
     max_turns: int | None
+    engine: engines.Name | None = None
+    image: str | None = None
 
 
 # -------------------------------------------------------------------- justgoal run
@@ -94,16 +94,17 @@ def run(options: RunOptions, view: View) -> int:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
         raise UsageError(f"--name {name!r} must be letters, digits, dots, dashes and underscores, 200 at most")
     folder = options.runs / name
-    earlier = _earlier(folder, task, model.name, goal)
+    earlier = _earlier(folder, task, model.name, goal, options)
     if earlier and earlier.status not in ("running", "interrupted"):
         view.header([f"justgoal run {task.name} with {model.name}", f"  run folder   {folder}"])
         if not (folder / "result.json").exists():
             _write_result(folder, earlier)
         Narrator(view, earlier, patience).ending(earlier.status, earlier.detail)
         return _finish(earlier, view, folder)
-    engine = Bubblewrap()
+    engine = _engine(options, earlier)
     with ExitStack() as stack:
         stack.callback(model.close)
+        stack.callback(engine.close)
         stack.enter_context(view)
         stack.enter_context(_interruptible())
         view.header(_title(task.name, model, folder, engine, recording))
@@ -157,7 +158,7 @@ class Session:
     view: View
     recorded: bool
 
-    def work(self, engine: Bubblewrap) -> None:
+    def work(self, engine: Engine) -> None:
         """Let the model work until something ends the run, and write down what and how it ended."""
         court = Court(self.folder, self.evaluator, self.device, self.transcript, self.state)
         try:
@@ -210,7 +211,7 @@ class Session:
                 ratchet = ratchet.after(verdict.speedup, verdict.resolution, gain(verdict.ratios))
         return ratchet
 
-    def _sandbox(self, stack: ExitStack, engine: Bubblewrap, court: Court) -> Tools:
+    def _sandbox(self, stack: ExitStack, engine: Engine, court: Court) -> Tools:
         """Sandbox A with its workspace, its task, and its way to `evaluate`."""
         workspace = agent_folder(self.folder, UID)
         gate = Gate(
@@ -218,9 +219,10 @@ class Session:
             endless=self.recorded,
         )  # fmt: skip
         stack.callback(gate.close)
-        material = gate.folder.with_name(gate.folder.name + ".task")
+        made = owners.make_folder("task")
+        stack.callback(owners.remove_folder, made)
+        material = made / "task"
         handout.write(self.task, self.goal.text, self.report.chosen, self.rule.terms(), resources.prompts(), material)
-        stack.callback(shutil.rmtree, material, ignore_errors=True)
         limits = Limits(memory(4), AGENT_PIDS, threads())
         spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
         try:
@@ -293,7 +295,7 @@ def _finish(state: State, view: View, folder: Path) -> int:
 # -------------------------------------------------------------------- what defines a run
 
 
-def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State | None:
+def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options: RunOptions) -> State | None:
     """The state of the run in this folder; None where there is none. Raises UsageError when it is another run's."""
     path = folder / "events.jsonl"
     if not path.exists():
@@ -307,6 +309,8 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
         return None  # its process was killed before it had written anything
     wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256,
               "processor": machine.processor()[0], "cores": threads()}  # fmt: skip
+    if options.engine is not None:
+        wanted["engine"] = options.engine
     for field, value in wanted.items():
         found = state.run.get(field)
         if found != value:
@@ -314,7 +318,7 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal) -> State
     return state
 
 
-def _noise(earlier: State | None, engine: Bubblewrap, view: View) -> Certificate:
+def _noise(earlier: State | None, engine: Engine, view: View) -> Certificate:
     """The certificate of this device. A run that goes on keeps its own, and so its rule."""
     if earlier:
         return Certificate(**earlier.run["noise"])
@@ -322,8 +326,14 @@ def _noise(earlier: State | None, engine: Bubblewrap, view: View) -> Certificate
     return certificate.current(engine, DEVICE)
 
 
+def _engine(options: RunOptions, earlier: State | None) -> Engine:
+    """A run goes on with the engine and the image that it began with."""
+    begun = earlier.run if earlier else {}
+    return engines.choose(options.engine or begun.get("engine"), options.image or begun.get("image"))
+
+
 def _describe(
-    options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Bubblewrap,
+    options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Engine,
     noise: Certificate, report: ExpertReport,
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
@@ -351,6 +361,7 @@ def _describe(
         "torch": version("torch"),
         "engine": engine.name,
         "engine_version": engine.version,
+        "image": engine.image,
         "uid": UID,
         "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
         "noise": noise.to_json(),
@@ -363,7 +374,7 @@ def _prompt_hashes() -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _title(task: str, model: Model, folder: Path, engine: Bubblewrap, recording: dict[str, Any] | None) -> list[str]:
+def _title(task: str, model: Model, folder: Path, engine: Engine, recording: dict[str, Any] | None) -> list[str]:
     lines = [
         f"justgoal run {task} with {model.name}",
         f"  run folder   {folder}",
@@ -402,7 +413,9 @@ def _interruptible() -> Iterator[None]:
 # -------------------------------------------------------------------- justgoal evaluate
 
 
-def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
+def evaluate(
+    solution: Path, task_name: str, as_json: bool, engine_name: engines.Name | None = None, image: str | None = None
+) -> int:
     """Judge a solution folder as in a run, without an agent; prints the verdict. Exit code 0 when it is correct."""
     task = contract.task(task_name)
     try:
@@ -411,20 +424,19 @@ def evaluate(solution: Path, task_name: str, as_json: bool) -> int:
         raise UsageError(f"{solution} is no solution: {problem}") from None
     if not found.mentions_run():
         raise UsageError(f"{solution} is no solution: solution.py defines no function run")
-    engine = Bubblewrap()
-    evaluator = Evaluator(task, engine)
-    try:
-        with Device(DEVICE).exclusive():
-            noise = certificate.current(engine, DEVICE)
-            if not as_json:
-                print(f"noise        {noise.sentence()}", flush=True)
-            report = evaluator.open(rule=noise.rule)
-            noise.admit(task.name, report)
-            if not as_json:
-                print(harmless(f"expert       {report.summary()}"), flush=True)
-            verdict = evaluator.evaluate(found)
-    finally:
-        evaluator.close()
+    with (
+        closing(engines.choose(engine_name, image)) as engine,
+        closing(Evaluator(task, engine)) as evaluator,
+        Device(DEVICE).exclusive(),
+    ):
+        noise = certificate.current(engine, DEVICE)
+        if not as_json:
+            print(f"noise        {noise.sentence()}", flush=True)
+        report = evaluator.open(rule=noise.rule)
+        noise.admit(task.name, report)
+        if not as_json:
+            print(harmless(f"expert       {report.summary()}"), flush=True)
+        verdict = evaluator.evaluate(found)
     if as_json:
         print(json.dumps({"task": task.name, "noise": noise.to_json(), "expert": report.to_json(),
                           "verdict": verdict.to_json()}, indent=1))  # fmt: skip

@@ -5,10 +5,14 @@ Not a test itself.
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 
+import docker
+
 from justgoal.evaluation.collect import Solution
+from justgoal.sandboxes import daemon
 
 SCALE_ADD = Path(__file__).parent / "operators" / "scale_add"
 CHECKED = 3 + 4
@@ -85,16 +89,51 @@ def processes() -> Iterator[tuple[int, int, str]]:
             yield int(folder.name), parent, command
 
 
+def containers(pid: int) -> set[int]:
+    """First processes of the containers that a process has started."""
+    if not Path("/var/run/docker.sock").exists():
+        return set()
+    with closing(docker.DockerClient()) as client:
+        found = client.api.containers(filters={"label": daemon.OWNER})
+        ours = [one["Id"] for one in found if one["Labels"][daemon.OWNER].split("-")[1] == str(pid)]
+        return {first_process(client, one) for one in ours} - {0}
+
+
+def first_process(client: docker.DockerClient, container: str) -> int:
+    try:
+        return int(client.api.inspect_container(container)["State"]["Pid"])
+    except docker.errors.NotFound:
+        return 0
+
+
+def group_of(pid: int, controller: str) -> Path | None:
+    """The folder of a sandboxed process's control group; None when it is in none, or gone."""
+    try:
+        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    for _, controllers, path in lines:
+        for root in (Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup")):
+            folder = root / path.lstrip("/")
+            if controllers in (controller, "") and (folder / "cgroup.procs").exists() and folder != root:
+                return folder if "justgoal-" in path or "docker" in path else None
+    return None
+
+
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Command lines of all that this process (or that one) has started, and what they have started, by number."""
-    wanted = {os.getpid() if pid is None else pid}
+    """Command lines of all that this process (or that one) has started, and what they have started, by number.
+
+    What the Docker Engine has started for it counts too.
+    """
+    first = containers(os.getpid() if pid is None else pid)
+    wanted = {os.getpid() if pid is None else pid} | first
     everything = list(processes())
     while True:
         more = {number for number, parent, _ in everything if parent in wanted} - wanted
         if not more:
             break
         wanted |= more
-    return {number: command for number, parent, command in everything if parent in wanted}
+    return {number: command for number, parent, command in everything if parent in wanted or number in first}
 
 
 def descriptors(pid: int | str = "self") -> list[str]:

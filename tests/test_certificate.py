@@ -14,7 +14,7 @@ from justgoal.evaluation.certificate import Certificate
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.improvement import Rule
 from justgoal.evaluation.verdict import ExpertReport
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import Engine
 
 DAY = 24 * 3600
 
@@ -99,7 +99,7 @@ def test_a_task_that_is_too_short_is_refused_by_name_and_figure() -> None:
 
 
 @pytest.mark.slow
-def test_measured_once(engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By real judges on both probes; the second time it is read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "made"))
     with Device().exclusive():

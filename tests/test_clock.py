@@ -20,7 +20,7 @@ from justgoal.evaluation.clock import CallFailed, cost, undisturbed
 from justgoal.evaluation.evaluator import BLANK, WorkerHost, threads
 from justgoal.evaluation.memory import Field, sealed
 from justgoal.evaluation.workers import Worker, Workers
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import Engine
 
 ONE = [Field("x", "float32", (1,))]
 SECONDS = [Field("seconds", "float64", (1,))]
@@ -30,7 +30,7 @@ Start = Callable[..., list[Worker]]
 class Judge:
     """This process in the place of the judge; a thread starts the sandboxes, and outlives them."""
 
-    def __init__(self, engine: Bubblewrap) -> None:
+    def __init__(self, engine: Engine) -> None:
         ours, self.runtime = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host = WorkerHost(engine)
 
@@ -58,7 +58,7 @@ class Judge:
 
 
 @pytest.fixture(scope="module")
-def judge(engine: Bubblewrap) -> Iterator[Judge]:
+def judge(engine: Engine) -> Iterator[Judge]:
     judge = Judge(engine)
     yield judge
     judge.close()

@@ -16,8 +16,7 @@ from solutions import descriptors
 
 from justgoal.evaluation import device as module
 from justgoal.evaluation.device import Device
-from justgoal.sandboxes import Limits, Spec
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap, BubblewrapSandbox
+from justgoal.sandboxes import UID, Engine, Limits, Sandbox, Spec
 
 MIB = 1 << 20
 COUNT = "import sys, time\nwhile True:\n    sys.stdout.write('.'); sys.stdout.flush(); time.sleep(0.005)"
@@ -46,11 +45,11 @@ def device(place: Path) -> Device:
 
 
 @pytest.fixture
-def agent(engine: Bubblewrap) -> Iterator[Callable[[], BubblewrapSandbox]]:
+def agent(engine: Engine) -> Iterator[Callable[[], Sandbox]]:
     """Starts sandboxes that show by their output whether they are frozen."""
     started = []
 
-    def start() -> BubblewrapSandbox:
+    def start() -> Sandbox:
         spec = Spec("agent", ("/opt/venv/bin/python", "-c", COUNT), Limits(256 * MIB, 64, 2), UID)
         started.append(engine.start(spec))
         until(lambda: printed(started[-1]) > 0)
@@ -87,14 +86,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def printed(sandbox: BubblewrapSandbox) -> int:
+def printed(sandbox: Sandbox) -> int:
     """How much it has printed since the last look."""
     with contextlib.suppress(BlockingIOError):
         return len(os.read(sandbox.output, 1 << 20))
     return 0
 
 
-def runs(sandbox: BubblewrapSandbox) -> bool:
+def runs(sandbox: Sandbox) -> bool:
     """Whether it does anything within 0.2 s."""
     printed(sandbox)
     time.sleep(0.2)
@@ -147,7 +146,7 @@ def test_it_can_be_taken_again(device: Device) -> None:
     assert descriptors() == before
 
 
-def test_agents_are_frozen_inside(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_agents_are_frozen_inside(device: Device, agent: Callable[[], Sandbox]) -> None:
     mine, other, stranger = agent(), agent(), agent()
     entries = [device.register(sandbox.freezer) for sandbox in (mine, other)]
     assert len(set(entries)) == 2
@@ -158,7 +157,7 @@ def test_agents_are_frozen_inside(device: Device, agent: Callable[[], Bubblewrap
     assert [runs(sandbox) for sandbox in (mine, other)] == [True, True]
 
 
-def test_agents_are_thawed_after_an_error(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_agents_are_thawed_after_an_error(device: Device, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     device.register(sandbox.freezer)
     with pytest.raises(ZeroDivisionError), device.exclusive():
@@ -166,7 +165,7 @@ def test_agents_are_thawed_after_an_error(device: Device, agent: Callable[[], Bu
     assert runs(sandbox)
 
 
-def test_other_processes_freeze_it_too(device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_other_processes_freeze_it_too(device: Device, place: Path, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     device.register(sandbox.freezer)
     with holder(place) as other:
@@ -179,14 +178,14 @@ def test_other_processes_freeze_it_too(device: Device, place: Path, agent: Calla
     assert runs(sandbox)
 
 
-def test_an_unregistered_agent_is_left_alone(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_an_unregistered_agent_is_left_alone(device: Device, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     device.register(sandbox.freezer).unlink()
     with device.exclusive():
         assert runs(sandbox)
 
 
-def test_entries_of_gone_sandboxes_vanish(device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_entries_of_gone_sandboxes_vanish(device: Device, place: Path, agent: Callable[[], Sandbox]) -> None:
     gone, here = agent(), agent()
     for sandbox in (gone, here):
         device.register(sandbox.freezer)
@@ -205,7 +204,7 @@ def test_a_damaged_entry_is_removed(device: Device, place: Path, text: str) -> N
     assert not list((place / "cpu" / "agents").iterdir())
 
 
-def test_a_sandbox_that_goes_while_it_is_frozen(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_a_sandbox_that_goes_while_it_is_frozen(device: Device, agent: Callable[[], Sandbox]) -> None:
     gone, here = agent(), agent()
     for sandbox in (gone, here):
         device.register(sandbox.freezer)
@@ -215,7 +214,7 @@ def test_a_sandbox_that_goes_while_it_is_frozen(device: Device, agent: Callable[
 
 
 def test_a_sandbox_that_goes_between_two_looks(
-    device: Device, agent: Callable[[], BubblewrapSandbox], monkeypatch: pytest.MonkeyPatch
+    device: Device, agent: Callable[[], Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another runtime closes its sandbox just after we have opened its freezer."""
     gone, here = agent(), agent()
@@ -235,7 +234,7 @@ def test_a_sandbox_that_goes_between_two_looks(
     assert runs(here)
 
 
-def frozen_by_a_killed_process(device: Device, place: Path, sandbox: BubblewrapSandbox) -> None:
+def frozen_by_a_killed_process(device: Device, place: Path, sandbox: Sandbox) -> None:
     device.register(sandbox.freezer)
     with holder(place) as other:
         assert line(other) == "held"
@@ -245,7 +244,7 @@ def frozen_by_a_killed_process(device: Device, place: Path, sandbox: BubblewrapS
 
 
 def test_the_next_holder_thaws_what_a_killed_one_froze(
-    device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]
+    device: Device, place: Path, agent: Callable[[], Sandbox]
 ) -> None:
     sandbox = agent()
     frozen_by_a_killed_process(device, place, sandbox)
@@ -254,18 +253,14 @@ def test_the_next_holder_thaws_what_a_killed_one_froze(
     assert runs(sandbox)
 
 
-def test_release_of_what_a_killed_process_froze(
-    device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]
-) -> None:
+def test_release_of_what_a_killed_process_froze(device: Device, place: Path, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     frozen_by_a_killed_process(device, place, sandbox)
     device.release_stale(sandbox.freezer)
     assert runs(sandbox)
 
 
-def test_no_release_while_somebody_evaluates(
-    device: Device, place: Path, agent: Callable[[], BubblewrapSandbox]
-) -> None:
+def test_no_release_while_somebody_evaluates(device: Device, place: Path, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     device.register(sandbox.freezer)
     with holder(place) as other:
@@ -274,7 +269,7 @@ def test_no_release_while_somebody_evaluates(
         assert not runs(sandbox)
 
 
-def test_entry_says_where_the_freezer_is(device: Device, agent: Callable[[], BubblewrapSandbox]) -> None:
+def test_entry_says_where_the_freezer_is(device: Device, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
     said = json.loads(device.register(sandbox.freezer).read_text())
     assert said["version"] == sandbox.freezer.version

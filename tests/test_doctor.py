@@ -15,7 +15,7 @@ from justgoal import __version__, doctor
 from justgoal.doctor import Line
 from justgoal.evaluation import certificate
 from justgoal.evaluation.certificate import Certificate
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import Engine
 
 PROGRAM = "from justgoal.cli import main; main()"
 
@@ -56,7 +56,7 @@ def test_a_noisy_machine_is_told_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("size", "mark", "free"), [("100m", "missing", "0.1"), ("2g", "weak", "2.0")])
-def test_little_room(engine: Bubblewrap, tmp_path: Path, size: str, mark: str, free: str) -> None:
+def test_little_room(engine: Engine, tmp_path: Path, size: str, mark: str, free: str) -> None:
     """On a small file system, for a folder that does not exist yet."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path)], check=True)
     try:
@@ -68,11 +68,11 @@ def test_little_room(engine: Bubblewrap, tmp_path: Path, size: str, mark: str, f
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_quick(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_quick(engine: Engine, tmp_path: Path) -> None:
     """A healthy machine: every line in its place; a certificate that holds is shown, since that takes no time."""
     done = run(tmp_path, "--quick")
     assert (done.returncode, done.stderr) == (0, "")
-    names = ["engine", "uid", "device", "clock", "disk", "freezer", "limits", "compiler", "headers"]
+    names = ["engine", "engine", "uid", "device", "clock", "disk", "freezer", "limits", "compiler", "headers"]
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"justgoal {__version__}", ""]
     assert lines[-2:] == ["", "a run is possible here"]
@@ -89,7 +89,7 @@ def test_quick(engine: Bubblewrap, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_quick_as_json(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_quick_as_json(engine: Engine, tmp_path: Path) -> None:
     """Without a certificate none is measured."""
     done = run(tmp_path, "--quick", "--json", XDG_CACHE_HOME=str(tmp_path / "cache"))
     said: dict[str, Any] = json.loads(done.stdout)
@@ -101,7 +101,7 @@ def test_quick_as_json(engine: Bubblewrap, tmp_path: Path) -> None:
 
 
 def test_no_engine(tmp_path: Path) -> None:
-    done = run(tmp_path, PATH="/nonexistent")
+    done = run(tmp_path, PATH="/nonexistent", DOCKER_HOST="unix:///nonexistent.sock")
     assert (done.returncode, done.stderr) == (2, "")
     lines = done.stdout.splitlines()
     assert lines[2:4] == [
@@ -113,7 +113,7 @@ def test_no_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_compile_is_tried(engine: Bubblewrap) -> None:
+def test_torch_compile_is_tried(engine: Engine) -> None:
     line = doctor.compiling(engine)
     assert line.mark == "ok"
     assert re.fullmatch(r"torch\.compile works, in \S+ s", line.finding)
@@ -128,5 +128,5 @@ def test_torch_compile_is_tried(engine: Bubblewrap) -> None:
     ],
     ids=["works", "fails", "hangs"],
 )
-def test_programs_in_a_sandbox(engine: Bubblewrap, program: str, limit: float, wanted: tuple[int | None, str]) -> None:
+def test_programs_in_a_sandbox(engine: Engine, program: str, limit: float, wanted: tuple[int | None, str]) -> None:
     assert doctor._python(engine, program, limit) == wanted

@@ -25,6 +25,7 @@ from solutions import (
     after,
     descendants,
     descriptors,
+    group_of,
     judges,
     on_hidden_inputs,
     sleeping,
@@ -38,9 +39,10 @@ from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
 from justgoal.evaluation.improvement import Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
-from justgoal.sandboxes import Limits, Spec
-from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID, Bubblewrap
+from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Spec
 from justgoal.tasks import contract
+
+pytestmark = pytest.mark.docker("slow")
 
 PUBLIC = ", on public inputs"
 TIMED_CHECKED = 5
@@ -49,7 +51,7 @@ TIMED_CHECKED = 5
 class Bench:
     """One open evaluator; a fresh one where a test has cost it its judge."""
 
-    def __init__(self, engine: Bubblewrap) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.phases: list[str] = []
         self.reopen()
@@ -67,7 +69,7 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def opened(engine: Bubblewrap) -> Iterator[Bench]:
+def opened(engine: Engine) -> Iterator[Bench]:
     os.environ["ANTHROPIC_API_KEY"] = "sk-very-secret"
     bench = Bench(engine)
     yield bench
@@ -117,6 +119,7 @@ def test_expert_sentence(judged: Bench) -> None:
     assert ExpertReport.from_json(json.loads(json.dumps(judged.report.to_json()))) == judged.report
 
 
+@pytest.mark.docker
 def test_correct(judged: Bench) -> None:
     verdict = judged(HONEST)
     assert verdict.latency and verdict.expert_latency and verdict.speedup and verdict.resolution
@@ -271,6 +274,7 @@ def run(x, y, alpha):
 """
 
 
+@pytest.mark.docker
 def test_wrong_in_timed_calls_alone(judged: Bench) -> None:
     """Honest until the clock runs; then it returns what it returned before, which takes no time."""
     verdict = judged(FRESH_THEN_STALE)
@@ -369,6 +373,7 @@ def test_output_of_a_build_is_cut(judged: Bench) -> None:
     assert len(verdict.output) <= 4096
 
 
+@pytest.mark.docker
 def test_crash_on_public_inputs_shows_the_traceback(judged: Bench) -> None:
     verdict = judged("def run(x, y, alpha):\n    raise KeyError(f'{x.dtype} is what came')\n")
     assert verdict.sentence() == "crashed: KeyError at line 2 of the solution" + PUBLIC
@@ -559,8 +564,7 @@ def test_leaves_nothing_behind(judged: Bench) -> None:
     """Descriptors and sandboxes are as many after some evaluations as before."""
 
     def counts() -> tuple[int, int, int]:
-        sandboxes = [command for command in descendants().values() if command.startswith("bwrap")]
-        return len(descriptors(judged.judge)), len(descriptors()), len(sandboxes)
+        return len(descriptors(judged.judge)), len(descriptors()), len(groups())
 
     judged.crown(sleeping(0.001))
     judged("import nothing_of_that_name\n")
@@ -582,6 +586,7 @@ def test_eats_memory(judged: Bench) -> None:
 # -------------------------------------------------------------------- improvement
 
 
+@pytest.mark.docker
 def test_improvement(judged: Bench) -> None:
     """The same work again is none; half of it is, in every pair, by a factor of 2."""
     judged.crown(sleeping(0.016))
@@ -663,7 +668,7 @@ def test_judged_afresh(judged: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Bubblewrap) -> None:
+def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Engine) -> None:
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     try:
         evaluator.open()
@@ -677,7 +682,7 @@ def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Bubblewrap
 
 
 @pytest.mark.slow
-def test_the_rule_is_the_one_that_was_opened_with(engine: Bubblewrap) -> None:
+def test_the_rule_is_the_one_that_was_opened_with(engine: Engine) -> None:
     """Two pairs that say more than 50 %: a gain of a third is none, one of the double is, after two pairs."""
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     try:
@@ -697,22 +702,19 @@ def test_the_rule_is_the_one_that_was_opened_with(engine: Bubblewrap) -> None:
 def groups() -> dict[str, tuple[str, list[str], float]]:
     """Our sandboxes by control group: state of the freezer, command lines, seconds of CPU used."""
     found: dict[str, tuple[str, list[str], float]] = {}
-    ours = descendants()
-    for root in ("/sys/fs/cgroup/freezer", "/sys/fs/cgroup"):
-        for folder in Path(root).rglob(f"justgoal-*-{os.getpid()}-*"):
-            inside = folder / "inside" if (folder / "inside").is_dir() else folder
-            try:
-                pids = (inside / "cgroup.procs").read_text().split()
-                if (inside / "freezer.state").exists():
-                    state = (inside / "freezer.state").read_text().strip()
-                else:
-                    state = "FROZEN" if "frozen 1" in (inside / "cgroup.events").read_text() else "THAWED"
-                used = sum(cpu_seconds(pid) for pid in pids)
-            except OSError:
-                continue
-            found.setdefault(folder.name, (state, sorted(ours.get(int(pid), "") for pid in pids), used))
-        if found:
-            break
+    for pid, command in descendants().items():
+        folder = group_of(pid, "freezer")
+        if folder is None or (folder / "inside").is_dir():
+            continue
+        try:
+            if (folder / "freezer.state").exists():
+                state = (folder / "freezer.state").read_text().strip()
+            else:
+                state = "FROZEN" if "frozen 1" in (folder / "cgroup.events").read_text() else "THAWED"
+            _, commands, used = found.get(str(folder), ("", [], 0.0))
+            found[str(folder)] = (state, sorted([*commands, command]), used + cpu_seconds(str(pid)))
+        except OSError:
+            continue
     return found
 
 
@@ -727,8 +729,9 @@ def role(commands: list[str]) -> str:
     return next((name for part, name in names.items() if part in text), "other")
 
 
+@pytest.mark.docker
 def test_who_is_frozen_while_a_window_is_open(
-    judged: Bench, engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    judged: Bench, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The candidate's first timed call spins for 1.5 s, the next one ends it; we look on from outside."""
     monkeypatch.setattr(devices, "runtime_folder", lambda: tmp_path)
@@ -804,19 +807,19 @@ def test_a_worker_sees_nothing_of_the_judge(judged: Bench) -> None:
 
 def test_priority_comes_back_after_preparing(judged: Bench) -> None:
     """Draws are prepared at idle priority; evaluations are not made at it."""
-    files = [path / "cpu.idle" for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
-             for path in root.glob(f"justgoal-*-{os.getpid()}-*")
-             if str(judged.judge) in (path / "cgroup.procs").read_text().split()]  # fmt: skip
-    if not files or not files[0].exists():
+    folder = group_of(judged.judge, "cpu")
+    assert folder
+    idle = folder / "cpu.idle"
+    if not idle.exists():
         pytest.skip("this kernel has no idle groups")
     judged.evaluator.prepare()
-    assert files[0].read_text() == "1\n"
+    assert idle.read_text() == "1\n"
     judged.evaluator.pause()
-    assert files[0].read_text() == "0\n"
+    assert idle.read_text() == "0\n"
     assert os.sched_getscheduler(judged.judge) == os.SCHED_OTHER
 
 
-def test_a_lost_judge_is_nobodys_fault(engine: Bubblewrap) -> None:
+def test_a_lost_judge_is_nobodys_fault(engine: Engine) -> None:
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     before = set(judges())
     try:
@@ -863,7 +866,7 @@ def operator(folder: Path, expert: str) -> Path:
     ],
     ids=["broken", "inexact"],
 )  # fmt: skip
-def test_no_expert(engine: Bubblewrap, tmp_path: Path, expert: str, reason: str) -> None:
+def test_no_expert(engine: Engine, tmp_path: Path, expert: str, reason: str) -> None:
     evaluator = Evaluator(contract.task(str(operator(tmp_path, expert))), engine)
     try:
         with pytest.raises(EvaluatorFailed, match=f"^{re.escape(reason)}$"):

@@ -5,8 +5,10 @@ Nothing here is ever judged: solutions are invalid, or are answered from the rec
 
 import json
 import os
+import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ from typing import Any
 import pytest
 from solutions import HONEST, solution
 
+from justgoal import owners
 from justgoal.errors import StopRun
 from justgoal.evaluation import device as devices
-from justgoal.evaluation import gate as module
 from justgoal.evaluation.collect import Solution
 from justgoal.evaluation.device import Device
 from justgoal.evaluation.gate import ABSENT, USAGE, Court, Gate
@@ -80,8 +82,9 @@ class Run:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
-    monkeypatch.setattr(devices, "runtime_folder", lambda: tmp_path / "host")
-    monkeypatch.setattr(module, "runtime_folder", lambda: tmp_path / "host")
+    host = Path(tempfile.mkdtemp())  # the path of a socket is at most 107 bytes long
+    for module in (devices, owners):
+        monkeypatch.setattr(module, "runtime_folder", lambda: host)
     started = []
 
     def run(patience: int = 20) -> Run:
@@ -92,6 +95,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     for one in started:
         one.gate.close()
         one.transcript.close()
+    shutil.rmtree(host)
 
 
 def test_expert(start: Callable[..., Run]) -> None:

@@ -26,7 +26,7 @@ def pair(candidate: list[float], expert: list[float], champion: list[float] | No
 
 @pytest.mark.parametrize(
     ("latency", "wanted"),
-    [(1e-5, 20), (0.005, 20), (0.0051, 9), (0.25, 9), (0.3, 5), (10.0, 5)],
+    [(1e-5, 40), (0.01, 40), (0.011, 9), (0.25, 9), (0.3, 5), (10.0, 5)],
 )
 def test_rounds(latency: float, wanted: int) -> None:
     assert rounds(latency) == wanted

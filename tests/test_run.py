@@ -25,10 +25,9 @@ from messages_server import MessagesServer, Status, Stream, message, say, stream
 from solutions import HONEST, SCALE_ADD, after, descendants, processes, sleeping
 
 from justgoal import goal as goals
-from justgoal import machine, resources
+from justgoal import machine, owners, resources
 from justgoal import run as module
 from justgoal.errors import UsageError
-from justgoal.evaluation.device import runtime_folder
 from justgoal.evaluation.evaluator import threads
 from justgoal.evaluation.verdict import Verdict
 from justgoal.events import (
@@ -47,7 +46,7 @@ from justgoal.events import (
     ToolCall,
     ToolResult,
 )
-from justgoal.sandboxes.bubblewrap import Bubblewrap
+from justgoal.sandboxes import Engine
 from justgoal.sandboxes.staging import neutral_folder
 from justgoal.state import EXIT_CODES
 from justgoal.tasks import contract
@@ -90,12 +89,13 @@ class Process:
 class Runner:
     """Starts `justgoal run` on scale_add in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.engine = engine
         self.runs = folder / "runs"
         self.folder = self.runs / "r"
 
     def start(self, server: MessagesServer | None, *options: str, **environment: str) -> subprocess.Popen[str]:
-        words = ["run", str(SCALE_ADD), "--runs", str(self.runs), "--name", "r"]
+        words = ["run", str(SCALE_ADD), "--runs", str(self.runs), "--name", "r", "--engine", self.engine]
         if server is not None:
             words += ["--model", MODEL, "--base-url", server.url]
         variables = {**os.environ, "ANTHROPIC_API_KEY": "key", "NO_PROXY": "127.0.0.1", **environment}
@@ -121,8 +121,8 @@ class Runner:
 
 
 @pytest.fixture
-def runner(engine: Bubblewrap, tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
+def runner(engine: Engine, tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path, engine.name)
     yield runner
     for link in runner.runs.glob("*/workspace"):
         shutil.rmtree(link.readlink(), ignore_errors=True)
@@ -152,18 +152,21 @@ def watch(process: subprocess.Popen[str], until: Callable[[], bool] = lambda: Fa
 
 
 def left_behind(process: Process) -> list[str]:
-    """Processes and control groups of a run that has ended."""
+    """Processes, control groups and folders of a run that has ended."""
     found = [f"{pid} {command}" for pid, _, command in processes() if command and process.started.get(pid) == command]
-    return found + [name for name in groups() if not owner(name)]
+    return found + groups() + [str(path) for path in owned(process.pid)]
+
+
+def owned(pid: int) -> list[Path]:
+    """What the runtime of that number has on disk for as long as it lives."""
+    return list((owners.runtime_folder() / "owned").glob(f"*-{pid}-*/*"))
 
 
 def groups() -> list[str]:
+    """Control groups of runtimes that have ended."""
     roots = [Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup")]
-    return sorted(path.name for root in roots if root.is_dir() for path in root.glob("justgoal-*-*"))
-
-
-def owner(group: str) -> bool:
-    return Path(f"/proc/{group.split('-')[2]}").exists()
+    names = {path.name for root in roots if root.is_dir() for path in root.glob("justgoal-*-*")}
+    return sorted(name for name in names if owners.dead(name.removeprefix("justgoal-").rpartition("-")[0]))
 
 
 def names(folder: Path) -> list[str]:
@@ -174,9 +177,9 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Whole"]:
+def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Whole"]:
     """Patience 2. No solution; expert; wrong; the first correct one resets; two repeated ones in a command of three."""
-    runner = Runner(tmp_path_factory.mktemp("whole"))
+    runner = Runner(tmp_path_factory.mktemp("whole"), engine.name)
     script = [
         command(1, "evaluate; echo $?; evaluate --expert; evaluate nonsense; ls /task"),
         command(2, write(WRONG)),
@@ -185,10 +188,8 @@ def whole(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Itera
         command(4, "evaluate; echo between; evaluate; echo never; evaluate"),
         command(5, "echo this is never asked for"),
     ]
-    gates = set((runtime_folder() / "gates").iterdir()) if (runtime_folder() / "gates").exists() else set()
     with MessagesServer(*script) as server:
         process = runner.run(server, "--patience", "2")
-        assert set((runtime_folder() / "gates").iterdir()) <= gates
         yield runner, process, server
     shutil.rmtree((runner.folder / "workspace").readlink(), ignore_errors=True)
 
@@ -196,6 +197,7 @@ def whole(engine: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Itera
 Whole = tuple[Runner, Process, MessagesServer]
 
 
+@pytest.mark.docker("slow")
 def test_it_ends_by_the_rule(whole: Whole) -> None:
     runner, process, server = whole
     assert (process.code, process.err) == (0, "")
@@ -258,13 +260,14 @@ def test_goal_has_four_sentences(whole: Whole) -> None:
     assert "scale_add" in goal.text and "wide" in goal.text and " 2 evaluations" in goal.text
 
 
+@pytest.mark.docker("slow")
 def test_what_is_printed(whole: Whole) -> None:
     runner, process, _ = whole
     clock = r"\[\d\d:\d\d:\d\d\]"
     figures = r"correct, \S+ [um]?s, \d+\.\d+x ± \S+ %"
     expected = rf"""justgoal run scale_add/wide with {MODEL}
   run folder   {re.escape(str(runner.folder))}
-  sandbox      bubblewrap \S+, uid 61000, no network
+  sandbox      {runner.engine} \S+, uid 61000, no network
   noise        gains from 1\.0 % are found here, calls from 1\.00 us \(certificate of \d\d:\d\d\)
   expert       eager \S+ [um]?s: eager is 1\.0x
   goal         en, 4 sentences, stops after 2 evaluations without an improvement
@@ -308,6 +311,7 @@ def test_run_folder(whole: Whole) -> None:
         assert list(started.files) == ["solution.py"]
 
 
+@pytest.mark.docker("slow")
 def test_run_json(whole: Whole) -> None:
     """All that defines the run, and nothing about the host's names."""
     runner, _, _ = whole
@@ -337,12 +341,13 @@ def test_the_runtime_is_small(whole: Whole) -> None:
     assert [name for name in process.maps if "torch" in name or "_multiarray_umath" in name] == []
 
 
+@pytest.mark.docker("slow")
 def test_nothing_is_left(whole: Whole) -> None:
     _, process, _ = whole
     assert any("justgoal.evaluation.service" in command for command in process.started.values())
     assert any("worker.py" in command for command in process.started.values())
     assert left_behind(process) == []
-    assert not list((runtime_folder() / "cpu" / "agents").glob(f"{process.pid}-*"))
+    assert not list((owners.runtime_folder() / "cpu" / "agents").glob(f"*-{process.pid}-*"))
 
 
 def test_show(whole: Whole) -> None:
@@ -573,6 +578,7 @@ def test_interrupted_in_the_final_evaluation(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.docker
 def test_killed_while_judging(runner: Runner) -> None:
     """kill -9 of the runtime alone: the same command finds the champion, the count and the evaluation in flight."""
     script = [command(1, write(HONEST)), command(2, write(sleeping(0.03))), command(3, write(WRONG))]
@@ -586,7 +592,7 @@ def test_killed_while_judging(runner: Runner) -> None:
                 process.kill()
             time.sleep(0.05)
         process.communicate()
-        killed = Process(-9, "", "", 0, set(), started)
+        killed = Process(-9, "", "", 0, set(), started, process.pid)
         assert [type(event) for event in runner.events()][-1] is EvaluationStarted
         again = runner.run(server, "--patience", "2")
     assert (again.code, again.err) == (0, "")
@@ -650,8 +656,8 @@ while time.time() < end:
 def description(**changes: Any) -> dict[str, Any]:
     goal = goals.render(resources.prompts(), "en", operator="scale_add", workload="wide", device="cpu", patience=20)
     return {"format": module.FORMAT, "processor": machine.processor()[0], "cores": threads(), "task": TASK.name,
-            "task_sha256": TASK.sha256, "model": MODEL, "goal": goal.sha256, "language": "en", "patience": 20,
-            **changes}  # fmt: skip
+            "engine": "bubblewrap", "task_sha256": TASK.sha256, "model": MODEL, "goal": goal.sha256, "language": "en",
+            "patience": 20, **changes}  # fmt: skip
 
 
 def recorded(folder: Path, *events: Event, **changes: Any) -> None:
@@ -676,7 +682,7 @@ def start(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setenv("PATH", "/nonexistent")
 
     def run(name: str | None = "r") -> tuple[int, str]:
-        options = module.RunOptions(MODEL, str(SCALE_ADD), name, runner.runs, URL, "en", None, None, None)
+        options = module.RunOptions(MODEL, str(SCALE_ADD), name, runner.runs, URL, "en", None, None, None, "bubblewrap")
         stream = io.StringIO()
         return module.run(options, View(stream)), stream.getvalue()
 
@@ -696,6 +702,7 @@ Start = Callable[..., tuple[int, str]]
         ("goal", "1" * 64),
         ("processor", "Another CPU"),
         ("cores", 1000),
+        ("engine", "docker"),
     ],
 )
 def test_run_of_something_else(runner: Runner, start: Start, field_name: str, value: Any) -> None:
@@ -801,9 +808,10 @@ def test_evaluate_is_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
+@pytest.mark.docker
+def test_evaluate(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
-    done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd")
+    done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd", "--engine", engine.name)
     assert (done.code, done.err) == (0, "")
     noise, expert, verdict = done.out.splitlines()
     assert re.fullmatch(
@@ -815,7 +823,7 @@ def test_evaluate(engine: Bubblewrap, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluate_what_is_too_short(engine: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_what_is_too_short(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
     monkeypatch.setenv("XDG_CACHE_HOME", certified(tmp_path / "cache", shortest_latency=3.0))
     done = evaluate(str(tmp_path), "--task", str(SCALE_ADD))
@@ -824,9 +832,9 @@ def test_evaluate_what_is_too_short(engine: Bubblewrap, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_evaluate_as_json(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_evaluate_as_json(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(after(0, "total = total + 1"))
-    done = evaluate(str(tmp_path), "--task", str(SCALE_ADD), "--json")
+    done = evaluate(str(tmp_path), "--task", str(SCALE_ADD), "--json", "--engine", engine.name)
     assert (done.code, done.err) == (1, "")
     said = json.loads(done.out)
     assert set(said) == {"task", "noise", "expert", "verdict"}

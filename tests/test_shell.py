@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from justgoal.errors import SandboxLost, StopRun
-from justgoal.sandboxes import Limits, mounts
-from justgoal.sandboxes.bubblewrap import UID, Bubblewrap
+from justgoal.sandboxes import UID, Engine, Limits, mounts
 from justgoal.sandboxes.shell import SOCKET, CommandResult, Shell, agent_spec
+
+pytestmark = pytest.mark.docker
 
 MIB = 1 << 20
 
@@ -194,7 +195,7 @@ def test_old_flood_does_not_hold_a_deadline(shell: Shell) -> None:
     run(shell, "(while :; do echo spam; sleep 0.01; done) & yes >/dev/null &")
     result = shell.run("exec sleep 100", 0.3)
     assert (result.ended, result.restarted) == ("deadline", True)
-    assert lines(shell, "pgrep -c yes")[-1] == "1"
+    assert "1" in lines(shell, "pgrep -c yes")  # among what the spammer prints
 
 
 def test_output_without_room(shell: Shell) -> None:
@@ -283,7 +284,7 @@ class Answering:
 
 
 @contextlib.contextmanager
-def gated(engine: Bubblewrap, folder: Path, stop: bool = False) -> Iterator[tuple[Shell, Answering]]:
+def gated(engine: Engine, folder: Path, stop: bool = False) -> Iterator[tuple[Shell, Answering]]:
     mounts.own_folder(folder / "run" / "workspace", UID)
     (folder / "gate").mkdir(mode=0o755)
     gate = Answering(folder / "gate", stop)
@@ -295,7 +296,7 @@ def gated(engine: Bubblewrap, folder: Path, stop: bool = False) -> Iterator[tupl
         yield gate.shell, gate
 
 
-def test_evaluate_survives_freezing(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_evaluate_survives_freezing(engine: Engine, tmp_path: Path) -> None:
     with gated(engine, tmp_path) as (shell, gate):
         result = run(shell, "evaluate; echo $?; timeout 100 evaluate --expert x", timeout=0.8)
         assert result.output == "correct, 1.0 ms\n0\ncorrect, 1.0 ms\n"
@@ -307,17 +308,18 @@ def test_evaluate_without_a_judge(shell: Shell) -> None:
     assert run(shell, "evaluate").output == "evaluate: the judge does not answer\n"
 
 
-def test_gate_ends_the_run(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_gate_ends_the_run(engine: Engine, tmp_path: Path) -> None:
     with gated(engine, tmp_path, stop=True) as (shell, _):
         with pytest.raises(StopRun) as stop:
             shell.run("sleep 1000 & echo before; evaluate; echo after; sleep 1000", 30)
         assert (stop.value.status, stop.value.output) == ("patience", "before\n")
         pids = shell.sandbox._group.pids  # type: ignore[attr-defined]
-        assert eventually(lambda: len(pids()) == 3)  # bwrap, init, bash
+        rest = ["bwrap", "init", "bash"] if engine.name == "bubblewrap" else ["init", "bash"]
+        assert eventually(lambda: len(pids()) == len(rest))
 
 
-def test_sandbox_lost(engine: Bubblewrap, tmp_path: Path) -> None:
+def test_sandbox_lost(engine: Engine, tmp_path: Path) -> None:
     with gated(engine, tmp_path) as (shell, _):
-        threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in shell.sandbox._group.pids()]).start()  # type: ignore[attr-defined]
+        threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in sorted(shell.sandbox._group.pids())]).start()  # type: ignore[attr-defined]
         with pytest.raises(SandboxLost, match="the agent's sandbox ended by itself"):
             shell.run(f"sleep 100 # {secrets.token_hex(4)}", 30)

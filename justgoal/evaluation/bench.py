@@ -113,6 +113,12 @@ class Bench:
             party.worker.call(max(FIRST_CALL_LIMIT, self.call_limit) if first else self.call_limit)
         return party.worker.outputs.read()
 
+    def warm_up(self, parties: Sequence[Party], draws: Sequence[Draw], calls: range) -> None:
+        """Calls with these numbers in the lives of all parties: they stay of equal age."""
+        for number in calls:
+            for party in parties:
+                self.call(party, draws[number % len(draws)], first=number == 0)
+
     def rounds(
         self, parties: Sequence[Party], draws: Sequence[Draw], seen: Callable[[Party, Draw], None] | None = None
     ) -> list[list[float]]:

@@ -11,14 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from justgoal import owners
 from justgoal.freezer import Freezer
-
-
-def runtime_folder() -> Path:
-    """Where this host's runtimes meet; gone after a reboot, as they are."""
-    if os.geteuid() == 0:
-        return Path("/run/justgoal")
-    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/justgoal-{os.geteuid()}")) / "justgoal"
+from justgoal.owners import runtime_folder
 
 
 class Device:
@@ -28,7 +23,7 @@ class Device:
 
     def register(self, freezer: Freezer) -> Path:
         """Tell everybody about an agent's sandbox; the returned entry is removed when the sandbox is closed."""
-        entry = self._folder / "agents" / f"{os.getpid()}-{freezer.write_fd}"
+        entry = self._folder / "agents" / f"{owners.mark()}-{freezer.write_fd}"
         paths = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in (freezer.write_fd, freezer.read_fd)]
         text = json.dumps({"write": paths[0], "read": paths[1], "version": freezer.version})
         temporary = entry.with_name(f".{entry.name}")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import justgoal
+from justgoal import owners
 from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.collect import Solution, collect
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
-from justgoal.sandboxes import Engine, Limits, Mount, Sandbox, Spec, mounts
-from justgoal.sandboxes.bubblewrap import JUDGE_UID, UID
+from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Mount, Sandbox, Spec, mounts
 from justgoal.tasks.contract import Task
 
 PYTHON = "/opt/venv/bin/python"
@@ -241,9 +240,12 @@ def _awake_spec() -> Spec:
 
 def _stage_alone(name: str) -> Path:
     """One file of this folder by itself: a sandbox sees nothing else of justgoal."""
-    with tempfile.TemporaryDirectory() as folder:
+    folder = owners.make_folder("alone")
+    try:
         shutil.copy(Path(__file__).parent / name, folder)
-        return mounts.stage_tree(Path(folder))
+        return mounts.stage_tree(folder)
+    finally:
+        owners.remove_folder(folder)
 
 
 def _memory_file(data: bytes) -> int:

@@ -106,7 +106,6 @@ class Expert:
         self._bench.phase("measuring the noise of this machine")
         draws = [Draw("", self._bench.problem.inputs()) for _ in range(improvement.rounds(latency))]
         with self._bench.parties([(EXPERT, self.tree)] * 2) as pair:
-            for party in pair:
-                self._bench.call(party, draws[0], first=True)
+            self._bench.warm_up(pair, draws, range(improvement.warm_calls(latency)))
             one, other = self._bench.rounds(pair, draws)
         return improvement.ratio(one, other)

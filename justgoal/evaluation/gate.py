@@ -9,16 +9,15 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from justgoal import figures
+from justgoal import figures, owners
 from justgoal.errors import Resumable, StopRun
 from justgoal.evaluation.collect import InvalidSolution, Solution, collect
-from justgoal.evaluation.device import Device, runtime_folder
+from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
 from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.events import Champion, Evaluation, EvaluationStarted
@@ -137,9 +136,7 @@ class Gate:
         self._report = report
         self._phase = phase
         self._endless = endless
-        (runtime_folder() / "gates").mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(dir=runtime_folder() / "gates"))
-        self.folder.chmod(0o755)
+        self.folder = owners.make_folder("gate")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = self.folder / "evaluate.sock"
         self._socket.bind(str(path))
@@ -197,7 +194,7 @@ class Gate:
 
     def close(self) -> None:
         self._socket.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        owners.remove_folder(self.folder)
 
 
 def _arguments(client: socket.socket) -> list[str] | None:

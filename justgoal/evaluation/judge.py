@@ -26,7 +26,6 @@ from justgoal.evaluation.verdict import Verdict
 PAIRS_WITHOUT_CHAMPION = 2
 FINAL_PAIRS = 7
 FINAL_DRAWS = 3
-WARM_CALLS = 3
 ENOUGH_WRONG = 3
 
 
@@ -161,16 +160,17 @@ class Judge:
         trees = [(CANDIDATE, candidate)] + ([(role, opponent)] if opponent is not None else [])
         with self._bench.parties(trees) as parties:
             self._bench.phase("judging: correctness")
-            for index, draw in enumerate(draws.checked if check else draws.checked[:WARM_CALLS]):
-                outputs = self._bench.call(parties[0], draw, first=index == 0)
-                for other in parties[1:]:
-                    self._bench.call(other, draw, first=index == 0)
-                if check:
-                    standing.comparison.add(draw, outputs)
-                    if standing.comparison.failed >= ENOUGH_WRONG:
-                        break
+            checked = draws.checked if check else []
+            for number, draw in enumerate(checked):
+                outputs = self._bench.call(parties[0], draw, first=number == 0)
+                self._bench.warm_up(parties[1:], draws.checked, range(number, number + 1))
+                standing.comparison.add(draw, outputs)
+                if standing.comparison.failed >= ENOUGH_WRONG:
+                    break
             self._accept(standing.comparison)
             self._bench.phase("judging: timing")
+            warm = improvement.warm_calls(self._expert.report.latency)
+            self._bench.warm_up(parties, draws.checked, range(len(checked), warm))
             return self._timed(parties, draws, standing.comparison)
 
     def _timed(self, parties: list[Party], draws: Draws, comparison: Comparison) -> Rounds:

@@ -7,12 +7,12 @@ from statistics import median
 from justgoal.evaluation import improvement
 from justgoal.evaluation.bench import EXPERT, Bench, Party
 from justgoal.evaluation.draws import Draw
-from justgoal.evaluation.judge import WARM_CALLS
 
 BATCHES = 2
 FRESH = 4
 """Processes of a batch: each two of them are a pair. Starting one costs seconds, and timing it next to nothing."""
 BLOCKS = 3
+WARM = range(improvement.warm_calls(0.0))
 DRAWS = 5
 """Of inputs, which come again: a probe is trusted, and a round of large ones would not fit into memory."""
 
@@ -24,7 +24,7 @@ def probe(bench: Bench, solution: int, spins: Mapping[float, int]) -> dict[str, 
     """
     draws = [Draw("", bench.problem.inputs()) for _ in range(DRAWS)]
     with bench.parties([(EXPERT, tree) for tree in (solution, *spins.values())]) as [warm, *spinning]:
-        _warm_up(bench, [warm, *spinning], draws)
+        bench.warm_up([warm, *spinning], draws, WARM)
         bench.phase("measuring the clock")
         clock = [error for _ in range(BLOCKS) for error in _block(bench, spinning, list(spins), draws)]
         [times] = bench.rounds([warm], draws)
@@ -45,15 +45,9 @@ def _batch(bench: Bench, solution: int, warm: Party, draws: Sequence[Draw], roun
     """The pairs of some fresh processes of equal age. As beside every pair, somebody warm takes turns with them."""
     bench.phase("measuring the noise of this machine")
     with bench.parties([(EXPERT, solution)] * FRESH) as fresh:
-        _warm_up(bench, fresh, draws)
+        bench.warm_up(fresh, draws, WARM)
         times = bench.rounds([*fresh, warm], _repeated(draws, rounds))
     return [improvement.ratio(one, other) for one, other in combinations(times[:-1], 2)]
-
-
-def _warm_up(bench: Bench, parties: Sequence[Party], draws: Sequence[Draw]) -> None:
-    for number in range(WARM_CALLS):
-        for party in parties:
-            bench.call(party, draws[number], first=number == 0)
 
 
 def _repeated(draws: Sequence[Draw], rounds: int) -> list[Draw]:

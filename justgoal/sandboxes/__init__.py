@@ -11,6 +11,9 @@ from typing import Protocol
 
 from justgoal.freezer import Freezer
 
+UID = 61000
+JUDGE_UID = 61001
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -38,6 +41,7 @@ class Spec:
     memory. `as_pid_1`: the command is PID 1 inside, without a reaper above it. `packets`: the channel keeps
     the borders of messages (SOCK_SEQPACKET) instead of being a stream. `quiet`: what the command prints
     goes nowhere, and `Sandbox.output` stays empty. `idle`: it gets only processor time that nobody else wants.
+    `gpus`: UUIDs of those that it may use.
     """
 
     role: str
@@ -51,6 +55,7 @@ class Spec:
     packets: bool = False
     quiet: bool = False
     idle: bool = False
+    gpus: tuple[str, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -78,10 +83,14 @@ class Sandbox(Protocol):
 
 
 class Engine(Protocol):
-    """Starts sandboxes; `name` and `version` go into run.json."""
+    """Starts sandboxes; `name`, `version` and `image` (where there is one) go into run.json."""
 
     name: str
     version: str
+    image: str | None
 
     def start(self, spec: Spec) -> Sandbox:
         """Start it, or raise Fatal with one line that says what is missing and how to get it."""
+
+    def close(self) -> None:
+        """Give up what it holds itself; its sandboxes must be closed before."""

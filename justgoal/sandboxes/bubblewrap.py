@@ -18,10 +18,8 @@ import time
 from pathlib import Path, PurePosixPath
 
 from justgoal.errors import Fatal, UsageError
-from justgoal.sandboxes import Spec, cgroups, mounts, seccomp
+from justgoal.sandboxes import Spec, cgroups, leftovers, mounts, seccomp, staging
 
-UID = 61000
-JUDGE_UID = 61001
 _SETTLING = 10.0  # s
 _LAUNCH = """
 ulimit -c 0; ulimit -n 4096; umask 022
@@ -34,6 +32,7 @@ class Bubblewrap:
     """The engine; see Engine. The thread that starts a sandbox must outlive it (bubblewrap dies with it)."""
 
     name = "bubblewrap"
+    image: str | None = None
 
     def __init__(self) -> None:
         if shutil.which("bwrap") is None:
@@ -44,14 +43,15 @@ class Bubblewrap:
             ["bwrap", "--version"], capture_output=True, text=True, check=True
         ).stdout.split()[-1]
         self._groups = cgroups.hierarchies()
-        self._groups.sweep()
+        leftovers.sweep()
+        self._in_use = staging.use()
         self._stage = mounts.stage()
 
     def start(self, spec: Spec) -> "BubblewrapSandbox":
         """Start it; its command begins to run at once. Raises Fatal when it cannot be started."""
-        for mount in spec.mounts:
-            if not mount.source.exists():
-                raise Fatal(f"cannot mount {mount.source}: it does not exist")
+        mounts.existing(spec.mounts)
+        if spec.gpus:
+            raise Fatal("bubblewrap cannot give a sandbox a GPU yet: use --engine docker")
         group = self._groups.group(spec.limits)
         if spec.idle:
             group.idle(True)
@@ -61,10 +61,11 @@ class Bubblewrap:
             group.remove()
             raise
 
+    def close(self) -> None:
+        os.close(self._in_use)
+
     def _arguments(self, spec: Spec) -> list[str]:
         """bubblewrap's arguments up to the command."""
-        own = {mount.target for mount in spec.mounts}
-        sizes = {"/tmp": spec.limits.memory // 2, "/dev/shm": spec.limits.memory // 4, **spec.tmpfs}
         tree = _Tree()
         for path, target in mounts.links().items():
             tree.add("--symlink", target, path)
@@ -75,9 +76,9 @@ class Bubblewrap:
             tree.add("--remount-ro", path)
         tree.add("--proc", "/proc")
         tree.add("--dev", "/dev")
-        for path, size in sizes.items():
+        for path, size in mounts.sizes(spec).items():
             tree.add("--perms", "1777", "--size", str(size), "--tmpfs", path)
-        tree.add("--perms", "1777", "--dir", "/tmp/home")
+        tree.add("--perms", "1777", "--dir", mounts.HOME)
         for mount in spec.mounts:
             tree.add("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
         environment = {**mounts.environment(self._stage), **spec.environment}
@@ -100,7 +101,7 @@ class Bubblewrap:
             "--remount-ro",
             "/",
             "--chdir",
-            "/workspace" if "/workspace" in own else "/tmp/home",
+            mounts.first_folder(spec),
         ]
 
 
@@ -174,8 +175,7 @@ class BubblewrapSandbox:
         for pid in frozen_not:
             self._group.leave_freezer(pid)
         for pid in frozen_not | killed_not:
-            with contextlib.suppress(PermissionError):
-                Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
+            cgroups.spare(pid)
 
     def alive(self) -> bool:
         return self._process.poll() is None

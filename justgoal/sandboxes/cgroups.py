@@ -1,8 +1,8 @@
 """Control groups of sandboxes: limits on memory, processes and CPU, and the freezer; versions 1 and 2.
 
 Every sandbox gets a group of its own (one folder per hierarchy under version 1), below the group that this
-process is in under version 1, so that limits set on us hold for it too. Needs root. A group's name says which
-process made it: what a killed runtime left behind is removed by the next one.
+process is in under version 1, so that limits set on us hold for it too. Needs root. Groups of containers are made by
+the Docker Engine; here they are found and read.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from justgoal import owners
 from justgoal.errors import Fatal
 from justgoal.freezer import Freezer
 from justgoal.sandboxes import Limits
@@ -22,18 +23,23 @@ from justgoal.sandboxes import Limits
 _CONTROLLERS = ("memory", "pids", "cpu", "freezer")
 _PERIOD = 100_000  # us
 _NUMBERS = count(1)
+_PREFIX = "justgoal-"
 
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """Where groups are made: one parent folder per controller, the same one for all under version 2."""
+    """Where groups are made: one parent folder per controller, the same one for all under version 2.
+
+    `mounts` has, per controller, which part of the hierarchy is mounted (/ for all of it), and where.
+    """
 
     version: int
     parents: dict[str, Path]
+    mounts: dict[str, tuple[str, Path]]
 
     def group(self, limits: Limits) -> "Group":
         """Make a group with these limits; raises Fatal when the kernel does not let us."""
-        group = self._named(f"{_prefix(os.getpid())}{next(_NUMBERS)}")
+        group = self._named(f"{_PREFIX}{owners.mark()}-{next(_NUMBERS)}")
         try:
             for folder in group.unique():
                 folder.mkdir()
@@ -43,14 +49,26 @@ class Hierarchies:
             raise Fatal(f"cannot limit a sandbox in {error.filename}: {error.strerror}") from error
         return group
 
-    def sweep(self) -> None:
-        """Remove the groups of runtimes that no longer exist."""
-        mine = f"justgoal-{_namespace()}-"
-        names = {folder.name for parent in self.parents.values() for folder in parent.glob(f"{mine}*")}
-        for name in names:
-            owner = _prefix(int(name.removeprefix(mine).split("-")[0]))
-            if not owner or not name.startswith(owner):
-                self._named(name).remove()
+    def sweep(self) -> int:
+        """Remove the groups, and all processes in them, of runtimes that no longer exist; how many there were."""
+        names = {folder.name for parent in self.parents.values() for folder in parent.glob(f"{_PREFIX}*-*")}
+        left = [name for name in names if owners.dead(name.removeprefix(_PREFIX).rpartition("-")[0])]
+        for name in left:
+            self._named(name).remove()
+        return len(left)
+
+    def of_process(self, pid: int) -> "Group":
+        """The group that a process is in, made by somebody else; raises Fatal where we cannot see it."""
+        paths = _paths(Path(f"/proc/{pid}/cgroup").read_text())
+        folders = {}
+        for controller in _CONTROLLERS:
+            name = controller if self.version == 1 else ""
+            root, mount = self.mounts[controller]
+            folder = mount / paths.get(name, "/").removeprefix(root).lstrip("/")
+            if not (folder / "cgroup.procs").exists():
+                raise Fatal(f"the control group {folder} of a container cannot be seen from here")
+            folders[controller] = folder
+        return Group(self.version, folders)
 
     def _named(self, name: str) -> "Group":
         folders = {controller: parent / name for controller, parent in self.parents.items()}
@@ -130,15 +148,19 @@ class Group:
         """Kill what is inside, frozen or not, wait for it, and remove the folders."""
         deadline = time.monotonic() + patience
         while True:
-            for pid in self.pids():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._thaw()
+            self.kill()
             if not self.pids() and all(_remove_folder(folder) for folder in reversed(self.unique())):
                 return
             if time.monotonic() > deadline:
                 raise Fatal(f"processes {sorted(self.pids())} of a sandbox do not end")
             time.sleep(0.001)
+
+    def kill(self) -> None:
+        """Kill what is inside now, frozen or not."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._thaw()
 
     def _thaw(self) -> None:
         """A frozen process keeps its SIGKILL until it is thawed."""
@@ -158,6 +180,12 @@ def memory_kills(events: int) -> int:
     return 0
 
 
+def spare(pid: int) -> None:
+    """Let the kernel choose it last when memory is short, or never, if we have CAP_SYS_RESOURCE: root may lack it."""
+    with contextlib.suppress(PermissionError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
+
+
 def open_freezer(folder: Path, version: int) -> Freezer:
     names = ("freezer.state", "freezer.state") if version == 1 else ("cgroup.freeze", "cgroup.events")
     write = os.open(folder / names[0], os.O_WRONLY | os.O_CLOEXEC)
@@ -166,18 +194,18 @@ def open_freezer(folder: Path, version: int) -> Freezer:
 
 def hierarchies() -> Hierarchies:
     """The hierarchies of this machine, ready for groups below this process's own."""
-    own, unified = {}, None
-    for kind, options, folder in _mounted():
-        if kind == "cgroup2":
-            unified = folder
-        else:
-            own.update({name: folder for name in _CONTROLLERS if name in options})
-    if unified is not None and "memory" in (unified / "cgroup.controllers").read_text().split():
-        return Hierarchies(2, dict.fromkeys(_CONTROLLERS, _delegated(unified)))
+    own: dict[str, Path] = {}
+    tops: dict[str, tuple[str, Path]] = {}
+    for kind, options, top, folder in _mounted():
+        if kind == "cgroup2" and "memory" in (folder / "cgroup.controllers").read_text().split():
+            parents = dict.fromkeys(_CONTROLLERS, _delegated(folder))
+            return Hierarchies(2, parents, dict.fromkeys(_CONTROLLERS, top))
+        for name in (name for name in _CONTROLLERS if name in options):
+            own[name], tops[name] = folder, top
     missing = [name for name in _CONTROLLERS if name not in own]
     if missing:
         raise Fatal(f"no control group hierarchy for {', '.join(missing)}: mount cgroup2 on /sys/fs/cgroup")
-    return Hierarchies(1, own)
+    return Hierarchies(1, own, tops)
 
 
 def _delegated(unified: Path) -> Path:
@@ -203,12 +231,9 @@ def _delegated(unified: Path) -> Path:
     return unified
 
 
-def _mounted() -> Iterator[tuple[str, list[str], Path]]:
-    """Mounted hierarchies: kind, controllers, and our own group's folder (its top for version 2)."""
-    paths = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        paths.update(dict.fromkeys(names.split(","), path))
+def _mounted() -> Iterator[tuple[str, list[str], tuple[str, Path], Path]]:
+    """Mounted hierarchies: kind, controllers, part and place, and our own group's folder (the place for version 2)."""
+    paths = _paths(Path("/proc/self/cgroup").read_text())
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, right = line.split(" - ", 1)
         root, mount = left.split()[3:5]
@@ -218,21 +243,16 @@ def _mounted() -> Iterator[tuple[str, list[str], Path]]:
         controllers = options.split(",")
         path = next((paths[name] for name in controllers if name in paths), "/")
         own = Path(mount) / path.removeprefix(root).lstrip("/")
-        yield kind, controllers, own if kind == "cgroup" and own.is_dir() else Path(mount)
+        yield kind, controllers, (root, Path(mount)), own if kind == "cgroup" and own.is_dir() else Path(mount)
 
 
-def _prefix(pid: int) -> str:
-    """The beginning of the names of a process's groups; empty when there is no such process."""
-    try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return f"justgoal-{_namespace()}-{pid}-{started}-"
-
-
-def _namespace() -> int:
-    """Our process namespace: numbers of processes mean nothing outside it."""
-    return Path("/proc/self/ns/pid").stat().st_ino
+def _paths(text: str) -> dict[str, str]:
+    """A process's groups by controller, from its /proc/PID/cgroup; that of version 2 has an empty name."""
+    found = {}
+    for line in text.splitlines():
+        _, names, path = line.split(":", 2)
+        found.update(dict.fromkeys(names.split(","), path))
+    return found
 
 
 def _remove_folder(folder: Path) -> bool:

@@ -48,6 +48,32 @@ def neutral_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "justgoal"
 
 
+def use() -> int:
+    """An open lock that says, as long as this process lives, that what is staged is in use."""
+    lock = _lock()
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def remove_all() -> bool:
+    """Remove everything that is staged, finished or not; False when some process uses it."""
+    lock = _lock()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for home in ("stage", "trees"):
+            shutil.rmtree(neutral_folder() / home, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _lock() -> int:
+    _folder(neutral_folder())
+    return os.open(neutral_folder() / ".in-use", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
 def stage() -> Stage:
     """The staged interpreter and packages of this process, built now if they are not there yet (1 to 2 s)."""
     packages = _packages()
