@@ -3,12 +3,14 @@
     python benchmarks/evaluation.py [OPERATOR[/WORKLOAD]]      (gated_delta_net_prefill by default; about 5 minutes)
 
 Solutions are made from the eager expert: one whose output is off by 0.1 %, one that takes three times as long, and one
-that is judged beside a champion which takes 1.5 times as long. `draws` is the preparing of secret inputs, which a run
-does while it waits for the model and which is all done within the evaluation here. Run as root on an idle machine.
+that is judged beside a champion which takes 1.5 times as long. Before each there are ten seconds in which a run would
+wait for the model, and in which secret inputs are prepared; `draws` is what was left of that. Run as root on an idle
+machine.
 """
 
 import subprocess
 import sys
+import time
 
 from worker_protocol import SLOWER
 
@@ -18,6 +20,7 @@ from justgoal.evaluation.evaluator import Evaluator
 from justgoal.sandboxes.bubblewrap import Bubblewrap
 from justgoal.tasks import contract
 
+THINKING = 10.0
 WRONG = """
 import eager
 
@@ -52,6 +55,9 @@ def main() -> None:
                 ("wrong", eager, around(WRONG)), ("clearly slower", eager, slower), ("an improvement", slow, eager),
             ):  # fmt: skip
                 evaluator.crown(champion, 0.0)
+                evaluator.prepare()
+                time.sleep(THINKING)
+                evaluator.pause()
                 verdict = evaluator.evaluate(solution)
                 took = verdict.seconds
                 judged = took.get("draws", 0.0) + took.get("pairs", 0.0)

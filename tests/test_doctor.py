@@ -68,9 +68,12 @@ def test_little_room(engine: Engine, tmp_path: Path, size: str, mark: str, free:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent.sock"}
+
+
 def test_quick(engine: Engine, tmp_path: Path) -> None:
     """A healthy machine: every line in its place; a certificate that holds is shown, since that takes no time."""
-    done = run(tmp_path, "--quick")
+    done = run(tmp_path, "--quick", **NO_DOCKER)
     assert (done.returncode, done.stderr) == (0, "")
     names = ["engine", "engine", "uid", "device", "clock", "disk", "freezer", "limits", "compiler", "headers"]
     lines = done.stdout.splitlines()
@@ -80,6 +83,7 @@ def test_quick(engine: Engine, tmp_path: Path) -> None:
     assert found == [*names, "noise", "gains", "calls"]
     for line in (
         f"ok       engine     bubblewrap {engine.version}",
+        "weak     engine     no Docker Engine answers at unix:///nonexistent.sock",
         "ok       uid        0 here, 61000 in sandboxes, 61001 for the judge",
         "ok       limits     memory, processes and processor time of every sandbox",
         "ok       gains      found from 1.0 %, when 5 pairs of processes all say more than 0.5 %",
@@ -89,26 +93,30 @@ def test_quick(engine: Engine, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.docker
 def test_quick_as_json(engine: Engine, tmp_path: Path) -> None:
-    """Without a certificate none is measured."""
-    done = run(tmp_path, "--quick", "--json", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    """Without a certificate none is measured. Docker comes first where it answers."""
+    docker = {} if engine.name == "docker" else NO_DOCKER
+    done = run(tmp_path, "--quick", "--json", XDG_CACHE_HOME=str(tmp_path / "cache"), **docker)
     said: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode, set(said)) == (0, {"justgoal", "possible", "checks", "noise"})
     assert (said["justgoal"], said["possible"], said["noise"]) == (__version__, True, None)
     assert said["checks"][0] == {
-        "mark": "ok", "name": "engine", "finding": f"bubblewrap {engine.version}", "remedy": "",
+        "mark": "ok", "name": "engine", "finding": f"{engine.name} {engine.version}", "remedy": "",
     }  # fmt: skip
 
 
 def test_no_engine(tmp_path: Path) -> None:
-    done = run(tmp_path, PATH="/nonexistent", DOCKER_HOST="unix:///nonexistent.sock")
+    done = run(tmp_path, PATH="/nonexistent", **NO_DOCKER)
     assert (done.returncode, done.stderr) == (2, "")
     lines = done.stdout.splitlines()
-    assert lines[2:4] == [
+    assert lines[2:6] == [
+        "missing  engine     no Docker Engine answers at unix:///nonexistent.sock",
+        "                    start it (systemctl start docker), or use --engine bubblewrap",
         "missing  engine     bubblewrap is not installed",
         "                    apt install bubblewrap",
     ]
-    assert [line.split()[1] for line in lines[4:-2]] == ["uid", "device", "clock", "disk"]
+    assert [line.split()[1] for line in lines[6:-2]] == ["uid", "device", "clock", "disk"]
     assert lines[-2:] == ["", "a run is not possible here"]
 
 
