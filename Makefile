@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all lint bench clean-venv root
+.PHONY: setup demo test test-all test-engines lint bench clean-venv root
 
 setup:
 	@./setup.sh
@@ -20,10 +20,14 @@ lint: setup
 	$(BIN)/mypy
 
 test: root lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not thorough"
 
 test-all: root lint
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not thorough"
+
+# What test-all leaves out: every judgement once more, in Docker. Needs the engine and half an hour.
+test-engines: root setup
+	CI=true $(BIN)/pytest -m thorough
 
 # Half an hour on an idle machine.
 bench: root setup

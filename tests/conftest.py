@@ -1,7 +1,8 @@
 """Fixtures for tests that need real sandboxes, which engines make them, and a noise certificate that none waits for.
 
 A test that takes `engine` runs with bubblewrap. Marked `docker`, alone or with its module, it runs with the Docker
-Engine too; marked `docker("slow")` that second time is a slow test, marked `docker("only")` there is no first time.
+Engine too; marked `docker("slow")` that second time is a slow test, marked `docker("thorough")` it is one that only
+`make test-engines` runs, since nothing in it depends on the engine; marked `docker("only")` there is no first time.
 """
 
 import json
@@ -51,7 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = [pytest.param("bubblewrap")]
     if mark := metafunc.definition.get_closest_marker("docker"):
-        docker = pytest.param("docker", marks=[pytest.mark.slow] if "slow" in mark.args else [])
+        second = [getattr(pytest.mark, word) for word in mark.args if word != "only"]
+        docker = pytest.param("docker", marks=second)
         names = [docker] if "only" in mark.args else [*names, docker]
     metafunc.parametrize("engine", names, indirect=True, scope="session")
 

@@ -42,7 +42,7 @@ from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Spec
 from justgoal.tasks import contract
 
-pytestmark = pytest.mark.docker("slow")
+pytestmark = pytest.mark.docker("thorough")
 
 PUBLIC = ", on public inputs"
 TIMED_CHECKED = 5
@@ -181,6 +181,7 @@ def test_odd_but_honest(judged: Bench, text: str) -> None:
     assert left == []
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_builds_are_kept(judged: Bench) -> None:
     """What the build leaves in the folder is there in every later process; the judged files come from a copy."""
@@ -364,6 +365,7 @@ def test_compiler_errors_are_shown(judged: Bench) -> None:
     assert "CalledProcessError" in verdict.output
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_output_of_a_build_is_cut(judged: Bench) -> None:
     verdict = judged("print('first\\n' + 'x' * (1 << 20) + '\\nlast')\nraise OSError\n")
@@ -553,12 +555,14 @@ def test_the_judge_survives(judged: Bench, calls: int, action: str) -> None:
     assert judges() == [judged.judge]
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_hanging_call(judged: Bench) -> None:
     verdict = judged(after(BUILDING, "import time; time.sleep(1000)"))
     assert verdict.sentence() == "timed out: a call had not ended after 2 s"
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_leaves_nothing_behind(judged: Bench) -> None:
     """Descriptors and sandboxes are as many after some evaluations as before."""
@@ -574,6 +578,7 @@ def test_leaves_nothing_behind(judged: Bench) -> None:
     assert counts() == before
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_eats_memory(judged: Bench) -> None:
     verdict = judged("import torch\nx = torch.ones(1 << 40, dtype=torch.uint8)\ndef run(x, y, alpha): pass\n")
@@ -631,6 +636,7 @@ def run(x, y, alpha):
 """
 
 
+@pytest.mark.docker("slow")
 @pytest.mark.slow
 def test_starting_before_the_call_gains_nothing(judged: Bench) -> None:
     """It watches the input memory and begins to work when something new is there: not before its window opens."""
@@ -777,6 +783,7 @@ def test_who_is_frozen_while_a_window_is_open(
 # -------------------------------------------------------------------- the judge itself
 
 
+@pytest.mark.docker("slow")
 def test_identity_of_the_judge(judged: Bench) -> None:
     """No key, no network, no root, no home; a worker's sandbox shows nothing of it."""
     folder = Path(f"/proc/{judged.judge}")
@@ -790,6 +797,7 @@ def test_identity_of_the_judge(judged: Bench) -> None:
     assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]
 
 
+@pytest.mark.docker("slow")
 def test_a_worker_sees_nothing_of_the_judge(judged: Bench) -> None:
     verdict = judged("""
     import os, socket
@@ -805,6 +813,7 @@ def test_a_worker_sees_nothing_of_the_judge(judged: Bench) -> None:
     assert f"RuntimeError: {seen!r}" in verdict.output
 
 
+@pytest.mark.docker("slow")
 def test_priority_comes_back_after_preparing(judged: Bench) -> None:
     """Draws are prepared at idle priority; evaluations are not made at it."""
     folder = group_of(judged.judge, "cpu")
@@ -819,6 +828,7 @@ def test_priority_comes_back_after_preparing(judged: Bench) -> None:
     assert os.sched_getscheduler(judged.judge) == os.SCHED_OTHER
 
 
+@pytest.mark.docker("slow")
 def test_a_lost_judge_is_nobodys_fault(engine: Engine) -> None:
     evaluator = Evaluator(contract.task(str(SCALE_ADD)), engine)
     before = set(judges())

@@ -138,7 +138,8 @@ def watch(process: subprocess.Popen[str], until: Callable[[], bool] = lambda: Fa
             seen.peak = int(status.split("VmHWM:")[1].split()[0])
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             seen.maps |= set(re.findall(r"/([^/\n]+\.so[^/\n]*)", maps))
-        seen.started.update(descendants(process.pid))
+        # One that has ended and waits to be reaped has no command line any more.
+        seen.started.update({pid: command for pid, command in descendants(process.pid).items() if command})
         if not interrupted and until():
             interrupted = True
             os.killpg(process.pid, signal.SIGINT)
@@ -578,7 +579,7 @@ def test_interrupted_in_the_final_evaluation(runner: Runner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.docker
+@pytest.mark.docker("thorough")
 def test_killed_while_judging(runner: Runner) -> None:
     """kill -9 of the runtime alone: the same command finds the champion, the count and the evaluation in flight."""
     script = [command(1, write(HONEST)), command(2, write(sleeping(0.03))), command(3, write(WRONG))]

@@ -3,7 +3,7 @@
 Every engine does so when it starts; `justgoal clean` also removes what all runtimes share and can make again.
 """
 
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 
 from docker import DockerClient
@@ -36,17 +36,17 @@ def sweep(client: DockerClient | None = None) -> Removed:
 
 def clean() -> list[str]:
     """All that can be removed, and one line for each part of it."""
-    lines = []
-    if daemon.answers():
-        with closing(daemon.connect()) as client:
-            lines.append(f"left by runs that were killed: {sweep(client)}")
+    with ExitStack() as stack:
+        client = stack.enter_context(closing(daemon.connect())) if daemon.answers() else None
+        lines = [f"left by runs that were killed: {sweep(client)}"]
+        if client is None:
+            lines.append("no Docker Engine answers: containers were not looked for")
+        if not stack.enter_context(staging.unused()):
+            return [*lines, "staged packages: kept, somebody uses them"]
+        if client is not None:
             images.remove_old(client)
-    else:
-        lines.append(f"left by runs that were killed: {sweep()}")
-        lines.append("no Docker Engine answers: containers were not looked for")
-    shared = staging.remove_all()
-    lines.append("staged packages: removed" if shared else "staged packages: kept, somebody uses them")
-    return lines
+        staging.remove_all()
+        return [*lines, "staged packages: removed"]
 
 
 def _containers(client: DockerClient, hierarchies: cgroups.Hierarchies) -> int:

@@ -55,18 +55,25 @@ def use() -> int:
     return lock
 
 
-def remove_all() -> bool:
-    """Remove everything that is staged, finished or not; False when some process uses it."""
+@contextmanager
+def unused() -> Iterator[bool]:
+    """Whether no process uses what all runtimes share; if so none begins to until the context ends."""
     lock = _lock()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for home in ("stage", "trees"):
-            shutil.rmtree(neutral_folder() / home, ignore_errors=True)
+        free = True
     except BlockingIOError:
-        return False
+        free = False
+    try:
+        yield free
     finally:
         os.close(lock)
-    return True
+
+
+def remove_all() -> None:
+    """Remove everything that is staged, finished or not; only where it is unused."""
+    for home in ("stage", "trees"):
+        shutil.rmtree(neutral_folder() / home, ignore_errors=True)
 
 
 def _lock() -> int:
