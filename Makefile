@@ -25,7 +25,7 @@ test: root lint
 test-all: root lint
 	$(BIN)/pytest -m "not thorough"
 
-# What test-all leaves out: every judgement once more, in Docker. Needs the engine and half an hour.
+# What test-all leaves out for its time: whole runs and every judgement once more, in Docker, and what takes a minute each.
 test-engines: root setup
 	CI=true $(BIN)/pytest -m thorough
 

@@ -98,6 +98,7 @@ def test_a_task_that_is_too_short_is_refused_by_name_and_figure() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_measured_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By real judges on both probes; the second time it is read."""

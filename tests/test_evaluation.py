@@ -687,6 +687,7 @@ def test_the_first_correct_one_is_champion_whatever_its_speed(engine: Engine) ->
         evaluator.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_rule_is_the_one_that_was_opened_with(engine: Engine) -> None:
     """Two pairs that say more than 50 %: a gain of a third is none, one of the double is, after two pairs."""

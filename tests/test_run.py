@@ -198,7 +198,7 @@ def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 Whole = tuple[Runner, Process, MessagesServer]
 
 
-@pytest.mark.docker("slow")
+@pytest.mark.docker("thorough")
 def test_it_ends_by_the_rule(whole: Whole) -> None:
     runner, process, server = whole
     assert (process.code, process.err) == (0, "")
@@ -261,7 +261,7 @@ def test_goal_has_four_sentences(whole: Whole) -> None:
     assert "scale_add" in goal.text and "wide" in goal.text and " 2 evaluations" in goal.text
 
 
-@pytest.mark.docker("slow")
+@pytest.mark.docker("thorough")
 def test_what_is_printed(whole: Whole) -> None:
     runner, process, _ = whole
     clock = r"\[\d\d:\d\d:\d\d\]"
@@ -312,7 +312,7 @@ def test_run_folder(whole: Whole) -> None:
         assert list(started.files) == ["solution.py"]
 
 
-@pytest.mark.docker("slow")
+@pytest.mark.docker("thorough")
 def test_run_json(whole: Whole) -> None:
     """All that defines the run, and nothing about the host's names."""
     runner, _, _ = whole
@@ -342,7 +342,7 @@ def test_the_runtime_is_small(whole: Whole) -> None:
     assert [name for name in process.maps if "torch" in name or "_multiarray_umath" in name] == []
 
 
-@pytest.mark.docker("slow")
+@pytest.mark.docker("thorough")
 def test_nothing_is_left(whole: Whole) -> None:
     _, process, _ = whole
     assert any("justgoal.evaluation.service" in command for command in process.started.values())
@@ -458,6 +458,7 @@ def test_no_time_at_all(runner: Runner) -> None:
     assert runner.written(Stopped)[0].status == "max_hours"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_key_is_not_accepted(runner: Runner) -> None:
     """Paused: with a key that is accepted the same command goes on."""
@@ -497,6 +498,7 @@ def test_interrupted_while_judging(runner: Runner) -> None:
     assert len(server.seen) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_keeps_its_rule(runner: Runner, tmp_path: Path) -> None:
     """Gone on with under another certificate, it judges, and tells the model, by the one that it began with."""
@@ -809,7 +811,7 @@ def test_evaluate_is_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.docker
+@pytest.mark.docker("thorough")
 def test_evaluate(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
     done = evaluate(str(tmp_path), "--task", f"{SCALE_ADD}/odd", "--engine", engine.name)
