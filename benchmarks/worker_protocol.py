@@ -36,6 +36,18 @@ def run(*arguments):
         pass
     return result
 """
+LATER = """
+import time
+import {module} as inner
+
+
+def run(*arguments):
+    result = inner.run(*arguments)
+    end = time.perf_counter() + {seconds}
+    while time.perf_counter() < end:
+        pass
+    return result
+"""
 
 
 def with_judge(body: Callable[[socket.socket], None]) -> None:
@@ -130,18 +142,19 @@ def improvements(count: int, rule: Rule) -> None:
         print(f"{probe.name:<10} {count:>11} {improved:>9} {100 * off:>16.2f} % {each:>13.1f}", flush=True)
 
 
-def gains(count: int, rule: Rule, factor: float = 1.05) -> None:
-    """A champion that takes `factor` times as long: how often the faster one is found, by the whole rule."""
+def gains(count: int, rule: Rule, gain: float = 0.05) -> None:
+    """A champion whose calls take longer by `gain`, copying of outputs included: how often the faster one is found."""
     from justgoal.evaluation.collect import Solution
     from justgoal.evaluation.improvement import Ratchet
 
     print(f"{'operator':<10} {'evaluations':>11} {'found':>6} {'ratio of first pair':>20} {'seconds each':>13}")
     for probe, evaluator in _evaluators(rule):
         fast = _eager(probe)
-        slow = Solution({"solution.py": SLOWER.format(module="eager", factor=factor).encode(),
+        first = evaluator.evaluate(fast)
+        assert first.latency is not None and first.speedup is not None and first.resolution is not None
+        slow = Solution({"solution.py": LATER.format(module="eager", seconds=gain * first.latency).encode(),
                          "eager.py": fast.contents["solution.py"]})  # fmt: skip
-        first = evaluator.evaluate(slow)
-        mark = Ratchet().after(first.speedup or 0.0, first.resolution or 0.0, 1.0).mark
+        mark = Ratchet().after(first.speedup / (1 + gain), first.resolution, 1.0).mark
         found, ratios, seconds = 0, [], 0.0
         for _ in range(count):
             evaluator.crown(slow, mark)

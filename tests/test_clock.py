@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -145,6 +147,29 @@ def test_threads_are_spread_over_the_cores(start: Start) -> None:
     worker.call(60)
     cores = len(os.sched_getaffinity(0))
     assert worker.outputs.read()[0].tolist() == [cores, cores, cores - 1]
+
+
+IMPORTING = """
+import os, sys
+
+class Watch:
+    def find_spec(name, path, target=None):
+        if name == "torch.functional":
+            print(sorted(os.sched_getaffinity(0)))
+
+sys.meta_path.insert(0, Watch)
+import justgoal.evaluation.worker
+"""
+
+
+def test_torch_is_imported_on_any_core() -> None:
+    """Its OpenMP, which binds the thread that loads it, is there before: else both processes of a pair share a core."""
+    cores = sorted(os.sched_getaffinity(0))
+    places = ",".join(f"{{{core}}}" for core in reversed(cores))
+    environment = {**os.environ, "OMP_PROC_BIND": "spread", "OMP_PLACES": places}
+    command = [sys.executable, "-c", IMPORTING]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert told == f"{cores}\n"
 
 
 BUSY = """
