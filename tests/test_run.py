@@ -269,6 +269,7 @@ def test_what_is_printed(whole: Whole) -> None:
     expected = rf"""justgoal run scale_add/wide with {MODEL}
   run folder   {re.escape(str(runner.folder))}
   sandbox      {runner.engine} \S+, uid 61000, no network
+  check        1 of 1 planted errors are caught; allclose\(1e-2\) on one random input catches 0
   noise        gains from 1\.0 % are found here, calls from 1\.00 us \(certificate of \d\d:\d\d\)
   expert       eager \S+ [um]?s: eager is 1\.0x
   goal         en, 4 sentences, stops after 2 evaluations without an improvement
@@ -323,7 +324,18 @@ def test_run_json(whole: Whole) -> None:
     assert (said["max_turns"], said["max_hours"]) == (None, None)
     assert set(said["prompts"]) == {path.name for path in resources.prompts().iterdir() if path.is_file()}
     assert said["cores"] == len(os.sched_getaffinity(0))
-    for name in ("torch", "python", "kernel", "processor", "engine", "engine_version", "limits", "noise", "expert"):
+    for name in (
+        "torch",
+        "python",
+        "kernel",
+        "processor",
+        "engine",
+        "engine_version",
+        "limits",
+        "strength",
+        "noise",
+        "expert",
+    ):
         assert said[name], name
 
 

@@ -153,6 +153,15 @@ def task(text: str) -> Task:
     return Task(operator, workload, _hash(folder, workload.name))
 
 
+def tasks(text: str) -> list[Task]:
+    """The one that `OPERATOR/WORKLOAD` names, or those of all workloads of `OPERATOR`."""
+    folder, wanted = _split(text)
+    if wanted:
+        return [task(text)]
+    operator = _load(folder)
+    return [Task(operator, workload, _hash(folder, workload.name)) for workload in operator.workloads]
+
+
 def shapes(task: Task) -> list[TensorShape]:
     """All arguments in order, then all outputs, with this workload's dtypes and sizes."""
     both = (*task.operator.arguments, *task.operator.outputs)
@@ -188,6 +197,8 @@ def _load(folder: Path) -> Operator:
         if not isinstance(label, str):
             raise table.error(f"axes.{axis}", f"must be text, not {label!r}")
     arguments = [_argument(inner, output=False) for inner in table.tables("arguments")]
+    if any(one.name == "out" for one in arguments):
+        raise table.error("arguments", "name 'out', which is how `run` may ask for memory for its outputs")
     outputs = [_argument(inner, output=True) for inner in table.tables("outputs")]
     _distinct(table, "arguments and outputs", [one.name for one in (*arguments, *outputs)])
     experts = [_expert(inner, folder) for inner in table.tables("experts")]
