@@ -322,7 +322,7 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options:
 
 
 def _strength(earlier: State | None, task: contract.Task, called: str, evaluator: Evaluator) -> dict[str, int] | None:
-    """Which planted errors the task's judge catches; one that is too weak is refused. A run that goes on was checked."""
+    """Which planted errors the task's judge catches; too weak a task is refused. A run that goes on was checked."""
     if earlier:
         return earlier.run.get("strength")
     found = strength.current(task, evaluator)

@@ -236,14 +236,15 @@ def rounded(value: torch.Tensor, bits: int) -> torch.Tensor:
     if surplus <= 0:
         return value
     whole = value.view(BITS[value.itemsize])
-    return ((whole + (1 << surplus - 1)) & -(1 << surplus)).view(value.dtype)
+    half = (1 << surplus - 1) - 1 + (whole >> surplus & 1)  # to even
+    return (whole + half & -(1 << surplus)).view(value.dtype)
 
 
-class Lower(TorchDispatchMode):
+class Lower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Rounds the result of every operator of torch."""
 
     def __init__(self, bits: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._bits = bits
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

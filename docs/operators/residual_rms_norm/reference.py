@@ -1,4 +1,4 @@
-"""stream = x + residual; y = weight stream / sqrt(mean of stream^2 + epsilon), the mean over the features of a token."""
+"""stream = x + residual; y = weight stream / sqrt(mean of stream^2 + epsilon), the mean over features."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a good engineer would write first. A folder like a model's solution: solution.py with `run`, other files beside it."""
+"""What a good engineer would write first. As a model's solution: `run` in solution.py, other files beside it."""
 
 
 def run(x, weight, scale):

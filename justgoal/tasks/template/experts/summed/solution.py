@@ -1,4 +1,4 @@
-"""A second honest implementation, in another algorithm if there is one: it shows that the judge accepts more than one."""
+"""A second honest implementation, in another algorithm if there is one: the judge must accept both."""
 
 
 def run(x, weight, scale):
