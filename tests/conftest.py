@@ -48,16 +48,21 @@ def circumstances() -> dict[str, Any]:
 @pytest.fixture(scope="session", autouse=True)
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What an earlier run has measured and checked, where every command that a test starts looks for it."""
-    cache = tmp_path_factory.mktemp("cache")
-    file = cache / "justgoal" / "noise-cpu.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps({**circumstances(), "certificate": {**CERTIFICATE, "made": time.time()}}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        for task in (task for name in CHECKED for task in contract.tasks(name)):
-            strength.file(task).parent.mkdir(exist_ok=True)
-            write_json(strength.file(task), {**strength.circumstances(), "strength": STRENGTH.to_json()})
+        patch.setenv("XDG_CACHE_HOME", known(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def known(cache: Path, **figures: Any) -> str:
+    """The folder, with a certificate of these figures, and with the strength of tasks."""
+    folder = cache / "justgoal"
+    (folder / "checks").mkdir(parents=True)
+    certificate = {**CERTIFICATE, "made": time.time(), **figures}
+    (folder / "noise-cpu.json").write_text(json.dumps({**circumstances(), "certificate": certificate}))
+    for task in (task for name in CHECKED for task in contract.tasks(name)):
+        found = {**strength.circumstances(), "strength": STRENGTH.to_json()}
+        write_json(folder / "checks" / strength.file(task).name, found)
+    return str(cache)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
