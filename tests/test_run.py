@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CERTIFICATE, known
+from conftest import known
 from messages_server import MessagesServer, Status, Stream, message, say, stream_of, text, use
 from solutions import HONEST, SCALE_ADD, after, descendants, processes, sleeping
 

@@ -134,7 +134,7 @@ class Check:
 
     def _begin(self, draw: Draw) -> None:
         """The first call, which nobody judges: what lives on earlier calls is wrong from the second one on."""
-        for suspect in self._suspects:
+        for suspect in filter(lambda one: one.mutant, self._suspects):
             with suppress(CallFailed):
                 suspect.lineup.call(suspect.number, draw.inputs)
 

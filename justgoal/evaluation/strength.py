@@ -20,6 +20,9 @@ from justgoal.tasks.contract import Task
 JUDGING = ("bounds.py", "checking.py", "draws.py", "lineup.py", "mutants.py", "strength.py")
 """The files that decide what is found."""
 
+CONSTANT = "constant"
+"""The mutant that is always zero (mutants.py)."""
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -52,8 +55,9 @@ class Strength:
     doubts: tuple[str, ...]
 
     def trivial(self, one: Planted) -> bool:
-        """Every look finds it."""
-        return len(one.failing) == len(self.kinds) and not one.loose
+        """Every look finds it: each kind of inputs that finds outputs of nothing but zeros, and allclose."""
+        easy = next((mutant.failing for mutant in self.planted if mutant.name == CONSTANT and not mutant.bug), None)
+        return not one.loose and set(range(len(self.kinds)) if easy is None else easy) <= set(one.failing)
 
     def like(self, one: Planted) -> Planted | None:
         """An earlier one that the same kinds of inputs catch."""
