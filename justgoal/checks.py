@@ -11,27 +11,29 @@ from justgoal.evaluation.device import Device
 from justgoal.evaluation.evaluator import Evaluator
 from justgoal.evaluation.strength import Planted, Strength
 from justgoal.listing import columns
-from justgoal.sandboxes import engines
+from justgoal.sandboxes import Engine, engines
 from justgoal.tasks import contract
+from justgoal.tasks.contract import Task
 from justgoal.terminal import View
 
 DEVICE = "cpu"
 
 
-def check(text: str | None, view: View) -> None:
+def check(text: str | None, view: View, engine: engines.Name | None = None, image: str | None = None) -> None:
     """One task, all of an operator, or all of the catalogue; raises UsageError when one is too weak to run."""
-    operators = [text] if text else contract.names()
-    weak = [problem for operator in operators for problem in _operator(operator, view)]
+    operators = [contract.tasks(name) for name in ([text] if text else contract.names())]
+    with closing(engines.choose(engine, image)) as chosen:
+        weak = [problem for tasks in operators for problem in _operator(tasks, chosen, view)]
     if weak:
         more = f", and {len(weak) - 1} more" if len(weak) > 1 else ""
         raise UsageError(f"too weak to run: {weak[0]}{more}")
 
 
-def _operator(text: str, view: View) -> list[str]:
-    tasks = contract.tasks(text)
+def _operator(tasks: Sequence[Task], engine: Engine, view: View) -> list[str]:
+    """Some tasks of one operator."""
     found, weak = [], []
     for task in tasks:
-        with closing(engines.choose(None, None)) as engine, view:
+        with view:
             view.begin()
             view.status("waiting for the device")
             with (

@@ -172,11 +172,13 @@ def check_tasks(
             metavar="[OPERATOR[/WORKLOAD]]", help="All workloads if none is named.  [default: the catalogue]"
         ),
     ] = None,
+    engine: EngineName = None,
+    image: Image = None,
 ) -> None:
     """Does the judge catch what is known to be wrong? Exits 2 for a task that is too weak to run."""
     from justgoal import checks
 
-    checks.check(task, View(sys.stdout))
+    checks.check(task, View(sys.stdout), engine, image)
 
 
 @sandbox.command("build")

@@ -216,6 +216,7 @@ def test_a_folder_without_operator_toml(tmp_path: Path) -> None:
         ("operator.toml", '["N", 2]', '["N", -2]', "arguments[0].axes[1] -2 must be an axis, such as N or N+1"),
         ("operator.toml", '["N + 1"]', '["2*N"]', "arguments[1].axes[0] '2*N' must be an axis"),
         ("operator.toml", 'name = "starts"', 'name = "x"', "arguments and outputs name 'x' twice"),
+        ("operator.toml", 'name = "starts"', 'name = "out"', "arguments name 'out', which is how `run` may ask for"),
         ("operator.toml", 'name = "starts"', 'name = "a b"', "arguments[1].name 'a b' must be letters, digits"),
         ("operator.toml", "scalar = true", "scalar = 1", "arguments[2].scalar must be true or false, not 1"),
         ("operator.toml", 'dtype = "int64"', 'dtype = "int64"\nscalar = true', "arguments[1].axes is not a known"),
