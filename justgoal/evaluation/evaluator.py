@@ -163,8 +163,10 @@ class Evaluator:
 
     def check(self) -> dict[str, Any]:
         """How the task's judge fares with what is known to be wrong or right; see checking.py for what comes back."""
-        operator = self._task.operator
-        names = {"experts": [one.name for one in operator.experts], "bugs": [bug.name for bug in operator.bugs]}
+        names = {
+            "experts": [one.name for one in self._task.operator.experts],
+            "bugs": [bug.name for bug in self._task.bugs],
+        }
         found: dict[str, Any] = self._order({"op": "check", **names}, planting.lineups(self._task))["check"]
         return found
 

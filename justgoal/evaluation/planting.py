@@ -14,7 +14,7 @@ COMMON = "common.py"
 
 def lineups(task: Task) -> tuple[Solution, Solution]:
     """The experts, the first of which the mutants are made of, and the bugs."""
-    bugs = {f"bugs/{folder.name}": collect(folder).contents for folder in task.operator.bugs}
+    bugs = {f"bugs/{folder.name}": collect(folder).contents for folder in task.bugs}
     shared = task.operator.folder / "bugs" / COMMON
     if shared.is_file():
         bugs = {name: {COMMON: shared.read_bytes(), **contents} for name, contents in bugs.items()}

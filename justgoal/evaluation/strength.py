@@ -60,8 +60,8 @@ class Strength:
         return not one.loose and set(range(len(self.kinds)) if easy is None else easy) <= set(one.failing)
 
     def like(self, one: Planted) -> Planted | None:
-        """An earlier one that the same kinds of inputs catch."""
-        before = self.planted[: self.planted.index(one)]
+        """An earlier one that counts and that the same kinds of inputs catch."""
+        before = [other for other in self.planted[: self.planted.index(one)] if not self.trivial(other)]
         return next((other for other in before if one.failing and other.failing == one.failing), None)
 
     @property
@@ -102,13 +102,14 @@ class Strength:
 
 def alike(found: list[Strength]) -> Iterator[str]:
     """Bugs that the same kinds of inputs catch on every workload of their operator: they test the same thing."""
-    seen: dict[tuple[tuple[int, ...], ...], str] = {}
-    for several in zip(*([one for one in strength.planted if one.bug] for strength in found), strict=True):
-        if all(strength.trivial(one) or not one.failing for strength, one in zip(found, several, strict=True)):
-            continue
-        other = seen.setdefault(tuple(one.failing for one in several), several[0].name)
-        if other != several[0].name:
-            yield f"bugs '{other}' and '{several[0].name}' are caught by the same kinds of inputs: keep one of them"
+    planted = [{one.name: one for one in strength.planted if one.bug} for strength in found]
+    seen: dict[tuple[tuple[int, ...] | None, ...], str] = {}
+    for name in dict.fromkeys(name for bugs in planted for name in bugs):
+        telling = [s for s, bugs in zip(found, planted, strict=True) if name in bugs and not s.trivial(bugs[name])]
+        caught = tuple(bugs[name].failing if name in bugs else None for bugs in planted)
+        other = seen.setdefault(caught, name) if telling and any(caught) else name
+        if other != name:
+            yield f"bugs '{other}' and '{name}' are caught by the same kinds of inputs: keep one of them"
 
 
 def current(task: Task, evaluator: Evaluator) -> Strength:
@@ -118,7 +119,7 @@ def current(task: Task, evaluator: Evaluator) -> Strength:
 
 def measure(task: Task, evaluator: Evaluator) -> Strength:
     found = evaluator.check()
-    bugs = {bug.name: bug for bug in task.operator.bugs}
+    bugs = {bug.name: bug for bug in task.bugs}
     planted = tuple(
         Planted(
             one["name"], not one["missing"], one["missing"] or f'in which this shows: "{about(bugs[one["name"]])}"',
