@@ -59,11 +59,11 @@ def test_one_call(name: str, expected: list[float]) -> None:
 
 
 def test_calls_that_live_on_earlier_ones() -> None:
-    later = [2 * (100 - i) * 3 - 2 * 12 - 2 * 18 * row for row, i in enumerate([0, 0, 0, 0])]
+    later = [2 * (300 - row) for row in (12, 30, 48, 66)]
     assert weighted(OTHER, AT, 2.0)[0].tolist() == later
     for name, expected in {
         "x ignored": [24, 60, 96, 132],
-        "scale ignored": [2 * value / 2 for value in later],
+        "scale ignored": later,
         "output of the previous call": [24, 60, 96, 132],
         "partial write": [*later[:3], 132],
     }.items():
@@ -100,6 +100,7 @@ def test_rounding_is_that_of_a_narrower_type(bits: int, dtype: torch.dtype) -> N
 def test_rounding_keeps_what_is_special() -> None:
     special = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
     assert rounded(special, 3).tolist()[:2] == [math.inf, -math.inf]
+    assert rounded(torch.tensor([-1], dtype=torch.int32).view(torch.float32), 3).isnan()  # as outputs are poisoned
     assert math.isnan(rounded(special, 3)[2]) and math.copysign(1, rounded(special, 3)[4].item()) == -1
     assert rounded(torch.tensor([3]), 3).tolist() == [3]
 
@@ -112,11 +113,15 @@ def test_every_intermediate_result_is_rounded() -> None:
         placed = torch.zeros(50)
         placed[10:].add_(x[10:])
         copied = x.view(5, 10)[1]
-        placed_exactly = x[:3] * 1.0
+        product = x[:3] * 1.0
+        parts = x.split(10)
+        largest = (3 * x).sort()
     assert total == (x * y).half().float().sum().half().float()
     assert torch.equal(placed[10:], x[10:].half().float()) and not placed[:10].any()
     assert torch.equal(copied, x[10:20])
-    assert torch.equal(placed_exactly, x[:3].half().float())
+    assert torch.equal(product, x[:3].half().float())
+    assert len(parts) == 5 and torch.equal(parts[4], x[40:])
+    assert torch.equal(largest.values, (3 * x).half().float().sort().values) and largest.indices.dtype is torch.int64
 
 
 @pytest.mark.parametrize(("length", "left"), [(895, 832), (128, 64), (100003, 99968), (8, 4), (5, 4), (3, 2), (2, 1)])

@@ -237,7 +237,7 @@ def rounded(value: torch.Tensor, bits: int) -> torch.Tensor:
         return value
     whole = value.view(BITS[value.itemsize])
     half = (1 << surplus - 1) - 1 + (whole >> surplus & 1)  # to even
-    return (whole + half & -(1 << surplus)).view(value.dtype)
+    return (whole + half & -(1 << surplus)).view(value.dtype).where(~value.isnan(), value)
 
 
 class Lower(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -249,13 +249,11 @@ class Lower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        several = isinstance(result, (tuple, list))
         aliases = [returned.alias_info for returned in func._schema.returns]
-        values = [
-            self._lower(value, alias)
-            for value, alias in zip(result if several else [result], aliases or [None], strict=False)
-        ]
-        return type(result)(values) if several else values[0]
+        if isinstance(result, (tuple, list)):
+            aliases = aliases if len(aliases) == len(result) else aliases * len(result)
+            return type(result)(self._lower(*pair) for pair in zip(result, aliases, strict=True))
+        return self._lower(result, aliases[0]) if aliases else result
 
     def _lower(self, value: Any, alias: Any) -> Any:
         """A view is left alone; what was written in place is rounded in place."""
