@@ -223,7 +223,8 @@ def _load(folder: Path) -> Operator:
     harmless = [_harmless(inner, folder) for inner in table.tables("harmless", [])]
     table.done()
     workloads = _workloads(folder, (*arguments, *outputs))
-    for key, listed in (("tolerances", tolerances), ("harmless", harmless)):
+    restricted: dict[str, Sequence[Tolerance | Harmless]] = {"tolerances": tolerances, "harmless": harmless}
+    for key, listed in restricted.items():
         for index, one in enumerate(listed):
             for name in one.workloads:
                 if name not in [workload.name for workload in workloads]:
