@@ -154,6 +154,33 @@ def show_task(operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="
     say(listing.operator(operator))
 
 
+@tasks.command("new")
+def new_task(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits and underscores: a folder to make.")],
+) -> None:
+    """Lay out a folder for an operator of your own."""
+    from justgoal.tasks import new
+
+    say(new.lay_out(name))
+
+
+@tasks.command("check")
+def check_tasks(
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OPERATOR[/WORKLOAD]]", help="All workloads if none is named.  [default: the catalogue]"
+        ),
+    ] = None,
+    engine: EngineName = None,
+    image: Image = None,
+) -> None:
+    """Does the judge catch what is known to be wrong? Exits 2 for a task that is too weak to run."""
+    from justgoal import checks
+
+    checks.check(task, View(sys.stdout), engine, image)
+
+
 @sandbox.command("build")
 def build_sandbox(
     base: Annotated[str | None, typer.Option(metavar="IMAGE", help="What to build on.  [default: NVIDIA's]")] = None,

@@ -55,3 +55,8 @@ def elapsed(seconds: float) -> str:
 def amount(count: int, thing: str) -> str:
     """`1 turn`, `214 turns`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def strength(planted: int, caught: int, allclose: int) -> str:
+    """`22 of 22 planted errors are caught; allclose(1e-2) on one random input catches 12`."""
+    return f"{caught} of {planted} planted errors are caught; allclose(1e-2) on one random input catches {allclose}"

@@ -24,7 +24,7 @@ from justgoal import __version__, events, figures, machine, models, owners, reso
 from justgoal import goal as goals
 from justgoal.agent import run_agent
 from justgoal.errors import EvaluatorFailed, Fatal, Refused, Resumable, SandboxLost, StopRun, UsageError
-from justgoal.evaluation import certificate
+from justgoal.evaluation import certificate, strength
 from justgoal.evaluation.certificate import Certificate
 from justgoal.evaluation.collect import InvalidSolution, collect
 from justgoal.evaluation.device import Device
@@ -111,14 +111,17 @@ def run(options: RunOptions, view: View) -> int:
         view.begin(earlier.active_seconds if earlier else 0.0)
         device = Device(DEVICE)
         with device.exclusive():
-            noise = _noise(earlier, engine, view)
-            view.header([f"  noise        {noise.sentence()}"])
             evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
             stack.callback(evaluator.close)
+            checked = _strength(earlier, task, options.task, evaluator)
+            if checked:
+                view.header([f"  check        {figures.strength(**checked)}"])
+            noise = _noise(earlier, engine, view)
+            view.header([f"  noise        {noise.sentence()}"])
             report = evaluator.open(earlier.run["expert"]["chosen"] if earlier else None, noise.rule)
         if not earlier:
             noise.admit(task.name, report)
-        description = _describe(options, task, model, goal, patience, engine, noise, report)
+        description = _describe(options, task, model, goal, patience, engine, checked, noise, report)
         folder.mkdir(parents=True, exist_ok=True)
         state = State()
         transcript = Transcript.open(folder / "events.jsonl", state.apply)
@@ -318,6 +321,15 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options:
     return state
 
 
+def _strength(earlier: State | None, task: contract.Task, called: str, evaluator: Evaluator) -> dict[str, int] | None:
+    """Which planted errors the task's judge catches; too weak a task is refused. A run that goes on was checked."""
+    if earlier:
+        return earlier.run.get("strength")
+    found = strength.current(task, evaluator)
+    found.admit(called)
+    return found.summary()
+
+
 def _noise(earlier: State | None, engine: Engine, view: View) -> Certificate:
     """The certificate of this device. A run that goes on keeps its own, and so its rule."""
     if earlier:
@@ -334,7 +346,7 @@ def _engine(options: RunOptions, earlier: State | None) -> Engine:
 
 def _describe(
     options: RunOptions, task: contract.Task, model: Model, goal: Goal, patience: Patience, engine: Engine,
-    noise: Certificate, report: ExpertReport,
+    checked: dict[str, int] | None, noise: Certificate, report: ExpertReport,
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
     processor, features = machine.processor()
@@ -364,6 +376,7 @@ def _describe(
         "image": engine.image,
         "uid": UID,
         "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
+        "strength": checked,
         "noise": noise.to_json(),
         "expert": report.to_json(),
     }

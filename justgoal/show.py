@@ -114,6 +114,8 @@ def lines(summary: Summary) -> Iterator[tuple[str, str]]:
     asked, answered = figures.tokens(state.tokens.total_input), figures.tokens(state.tokens.output)
     yield "time", f"{time}, {turns}, {asked} tokens in, {answered} out"
     yield "result", _result(summary)
+    if strength := run.get("strength"):
+        yield "check", figures.strength(**strength)
 
 
 def _status(summary: Summary) -> str:

@@ -16,8 +16,12 @@ import pytest
 
 from justgoal import __version__, machine
 from justgoal.errors import JustgoalError
+from justgoal.evaluation import strength
+from justgoal.evaluation.strength import Planted, Strength
 from justgoal.sandboxes import UID, Engine, Limits, engines, mounts
 from justgoal.sandboxes.shell import Shell, agent_spec
+from justgoal.storage import write_json
+from justgoal.tasks import contract
 
 GIB = 1 << 30
 CERTIFICATE: dict[str, Any] = {
@@ -26,6 +30,12 @@ CERTIFICATE: dict[str, Any] = {
     "shortest_latency": 1e-6,
 }  # fmt: skip
 """Of a machine on which the tiny operators of the tests are not too short."""
+
+
+CHECKED = (*contract.names(), str(Path(__file__).parent / "operators" / "scale_add"))
+"""Operators that runs of tests need not check again; tests/test_checks.py checks."""
+STRENGTH = Strength("", ("random inputs",), {}, (), (Planted("mean", False, "whose outputs vary", (0,), True),), ())
+"""Of a strong task."""
 
 
 def circumstances() -> dict[str, Any]:
@@ -37,14 +47,22 @@ def circumstances() -> dict[str, Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The certificate of an earlier run, where every command that a test starts looks for it."""
-    cache = tmp_path_factory.mktemp("cache")
-    file = cache / "justgoal" / "noise-cpu.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps({**circumstances(), "certificate": {**CERTIFICATE, "made": time.time()}}))
+    """What an earlier run has measured and checked, where every command that a test starts looks for it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.setenv("XDG_CACHE_HOME", known(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def known(cache: Path, **figures: Any) -> str:
+    """The folder, with a certificate of these figures, and with the strength of tasks."""
+    folder = cache / "justgoal"
+    (folder / "checks").mkdir(parents=True)
+    certificate = {**CERTIFICATE, "made": time.time(), **figures}
+    (folder / "noise-cpu.json").write_text(json.dumps({**circumstances(), "certificate": certificate}))
+    for task in (task for name in CHECKED for task in contract.tasks(name)):
+        found = {**strength.circumstances(), "strength": STRENGTH.to_json()}
+        write_json(folder / "checks" / strength.file(task).name, found)
+    return str(cache)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -70,6 +70,7 @@ def command(
             ("run", OPERATOR, *CLAUDE, "--max-hours", "nan"),
             "invalid value for '--max-hours': Input should be greater than or equal to 0 (justgoal run --help)",
         ),
+        (("tasks", "check", "gated_delta"), f"no operator 'gated_delta': there are {OPERATORS} (justgoal tasks list)"),
         (("show", "abc"), "no run 'abc': give a run's name or folder; justgoal looks in runs/"),
         (
             ("show", "\x1b[31m\n[red]"),

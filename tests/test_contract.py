@@ -47,6 +47,11 @@ packages = ["einops"]
 workloads = ["large"]
 slack = 4
 why = "A sum of many terms."
+
+[[harmless]]
+bug = "wrong"
+workloads = ["large"]
+why = "Nothing to get wrong."
 """
 WORKLOADS = """
 [[workloads]]
@@ -123,6 +128,11 @@ def test_a_tolerance_holds_for_its_workloads(folder: Path) -> None:
     assert tolerance is not None
     assert (tolerance.slack, tolerance.limit) == (4.0, None)
     assert task(str(folder)).tolerance is None
+
+
+def test_a_bug_may_be_none_on_a_workload(folder: Path) -> None:
+    assert task(f"{folder}/small").bugs == (folder / "bugs" / "wrong",)
+    assert task(f"{folder}/large").bugs == ()
 
 
 def test_the_hash_follows_files_and_workload(folder: Path, tmp_path: Path) -> None:
@@ -216,6 +226,7 @@ def test_a_folder_without_operator_toml(tmp_path: Path) -> None:
         ("operator.toml", '["N", 2]', '["N", -2]', "arguments[0].axes[1] -2 must be an axis, such as N or N+1"),
         ("operator.toml", '["N + 1"]', '["2*N"]', "arguments[1].axes[0] '2*N' must be an axis"),
         ("operator.toml", 'name = "starts"', 'name = "x"', "arguments and outputs name 'x' twice"),
+        ("operator.toml", 'name = "starts"', 'name = "out"', "arguments name 'out', which is how `run` may ask for"),
         ("operator.toml", 'name = "starts"', 'name = "a b"', "arguments[1].name 'a b' must be letters, digits"),
         ("operator.toml", "scalar = true", "scalar = 1", "arguments[2].scalar must be true or false, not 1"),
         ("operator.toml", 'dtype = "int64"', 'dtype = "int64"\nscalar = true', "arguments[1].axes is not a known"),
@@ -233,6 +244,19 @@ def test_a_folder_without_operator_toml(tmp_path: Path) -> None:
         ("operator.toml", "slack = 4", "slack = 0.5", "tolerances[0].slack must be at least 1 and finite, not 0.5"),
         ("operator.toml", "slack = 4", "slack = nan", "tolerances[0].slack must be at least 1 and finite, not nan"),
         ("operator.toml", '["large"]', '["huge"]', "tolerances[0].workloads names 'huge', which is no workload"),
+        (
+            "operator.toml",
+            'bug = "wrong"',
+            'bug = "right"',
+            "harmless[0].bug names 'right', which has no folder in bugs",
+        ),
+        (
+            "operator.toml",
+            '["large"]\nwhy = "N',
+            '["huge"]\nwhy = "N',
+            "harmless[0].workloads names 'huge', which is no",
+        ),
+        ("operator.toml", 'why = "Nothing to get wrong."', "", "harmless[0].why is missing: it must be text"),
         ("workloads.toml", WORKLOADS, "", "workloads is missing: it must be one or more [[workloads]] tables"),
         ("workloads.toml", WORKLOADS, "workloads = []", "workloads is empty: it must be one or more [[workloads]]"),
         ("workloads.toml", WORKLOADS, "workloads = [1]", "workloads[0] must be a table, not 1"),

@@ -263,6 +263,7 @@ def two_experts(tmp_path: Path) -> Path:
     with (folder / "operator.toml").open("a") as file:
         file.write('\n[[experts]]\nname = "sorted"\ntitle = "by sorting every row"\n')
         file.write('\n[[tolerances]]\nslack = 1.375\nwhy = "sums of signs"\n')
+        file.write('\n[[harmless]]\nbug = "off_by_one"\nworkloads = []\nwhy = "none so far"\n')
     for name, text in (("experts/sorted", "argsort"), ("bugs/off_by_one", "argmax_plus_one")):
         (folder / name / "__pycache__").mkdir(parents=True)
         (folder / name / "__pycache__" / "solution.pyc").write_bytes(b"")
@@ -276,7 +277,7 @@ def test_bounds_and_other_experts_stay_behind(two_experts: Path, tmp_path: Path,
     said = tomllib.loads((target / "operator.toml").read_text())
     assert set(said) == {"title", "summary", "source", "devices", "axes", "arguments", "outputs"}
     text = everything(target).replace((target / "reference.py").read_text(), "")
-    for secret in (other, "1.375", "sums of signs", "off_by_one", "argmax_plus_one"):
+    for secret in (other, "1.375", "sums of signs", "none so far", "off_by_one", "argmax_plus_one"):
         assert secret not in text
     assert not list(target.rglob("__pycache__"))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CERTIFICATE, circumstances
+from conftest import known
 from messages_server import MessagesServer, Status, Stream, message, say, stream_of, text, use
 from solutions import HONEST, SCALE_ADD, after, descendants, processes, sleeping
 
@@ -269,6 +269,7 @@ def test_what_is_printed(whole: Whole) -> None:
     expected = rf"""justgoal run scale_add/wide with {MODEL}
   run folder   {re.escape(str(runner.folder))}
   sandbox      {runner.engine} \S+, uid 61000, no network
+  check        1 of 1 planted errors are caught; allclose\(1e-2\) on one random input catches 0
   noise        gains from 1\.0 % are found here, calls from 1\.00 us \(certificate of \d\d:\d\d\)
   expert       eager \S+ [um]?s: eager is 1\.0x
   goal         en, 4 sentences, stops after 2 evaluations without an improvement
@@ -323,7 +324,18 @@ def test_run_json(whole: Whole) -> None:
     assert (said["max_turns"], said["max_hours"]) == (None, None)
     assert set(said["prompts"]) == {path.name for path in resources.prompts().iterdir() if path.is_file()}
     assert said["cores"] == len(os.sched_getaffinity(0))
-    for name in ("torch", "python", "kernel", "processor", "engine", "engine_version", "limits", "noise", "expert"):
+    for name in (
+        "torch",
+        "python",
+        "kernel",
+        "processor",
+        "engine",
+        "engine_version",
+        "limits",
+        "strength",
+        "noise",
+        "expert",
+    ):
         assert said[name], name
 
 
@@ -504,21 +516,12 @@ def test_a_run_keeps_its_rule(runner: Runner, tmp_path: Path) -> None:
     """Gone on with under another certificate, it judges, and tells the model, by the one that it began with."""
     look = "grep -o 'in each of . pairs' /task/README.md"
     with MessagesServer(command(1, look), Status(401, "authentication_error", "no"), command(2, look)) as server:
-        first = certified(tmp_path / "first", pairs=3)
+        first = known(tmp_path / "first", pairs=3)
         assert runner.run(server, "--max-turns", "2", XDG_CACHE_HOME=first).code == 3
-        again = runner.run(server, "--max-turns", "2", XDG_CACHE_HOME=certified(tmp_path / "second", pairs=6))
+        again = runner.run(server, "--max-turns", "2", XDG_CACHE_HOME=known(tmp_path / "second", pairs=6))
     assert (again.code, again.err) == (0, "")
     assert json.loads((runner.folder / "run.json").read_text())["noise"]["pairs"] == 3
     assert runner.results() == ["in each of 3 pairs"] * 2
-
-
-def certified(cache: Path, **figures: Any) -> str:
-    """A cache folder with a certificate of these figures."""
-    file = cache / "justgoal" / "noise-cpu.json"
-    file.parent.mkdir(parents=True)
-    kept = {**circumstances(), "certificate": {**CERTIFICATE, "made": time.time(), **figures}}
-    file.write_text(json.dumps(kept))
-    return str(cache)
 
 
 def judging(runner: Runner) -> bool:
@@ -768,7 +771,7 @@ TOO_SHORT = (
 @pytest.mark.slow
 def test_a_task_that_is_too_short(runner: Runner, tmp_path: Path) -> None:
     with MessagesServer() as server:
-        done = runner.run(server, XDG_CACHE_HOME=certified(tmp_path / "cache", shortest_latency=3.0))
+        done = runner.run(server, XDG_CACHE_HOME=known(tmp_path / "cache", shortest_latency=3.0))
     assert done.code == 2
     assert re.fullmatch(TOO_SHORT, done.err), done.err
     assert not runner.runs.exists()
@@ -828,7 +831,7 @@ def test_evaluate(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_evaluate_what_is_too_short(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "solution.py").write_text(HONEST)
-    monkeypatch.setenv("XDG_CACHE_HOME", certified(tmp_path / "cache", shortest_latency=3.0))
+    monkeypatch.setenv("XDG_CACHE_HOME", known(tmp_path / "cache", shortest_latency=3.0))
     done = evaluate(str(tmp_path), "--task", str(SCALE_ADD))
     assert done.code == 2
     assert re.fullmatch(TOO_SHORT, done.err), done.err

@@ -5,7 +5,6 @@ minute, and used for a day. A run takes its rule of improvement from it and keep
 """
 
 import json
-import os
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from justgoal.evaluation.evaluator import Evaluator, threads
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport
 from justgoal.sandboxes import Engine
-from justgoal.storage import write_json
+from justgoal.storage import cache_folder, write_json
 from justgoal.tasks import contract
 
 PROBES = [Path(contract.__file__).parent / "probes" / name for name in ("softmax", "product")]
@@ -97,8 +96,7 @@ class Certificate:
 
 def file(device: str) -> Path:
     """Where the certificate of a device is kept from one command to the next."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "justgoal" / f"noise-{device}.json"
+    return cache_folder() / f"noise-{device}.json"
 
 
 def stored(device: str) -> Certificate | None:

@@ -9,6 +9,7 @@ import importlib.util
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ import torch
 from justgoal.errors import UsageError
 from justgoal.evaluation.bounds import INFINITE, Errors, Policy, errors, worst
 from justgoal.tasks.contract import Task, TensorShape, shapes
+from justgoal.tasks.schema import describe
 
 RANDOM = 4
 TIMED_CHECKED = 5
@@ -64,9 +66,10 @@ class Problem:
             () if comparable else tuple(output.axes.index(axis) for axis in output.slices)
             for output in task.operator.outputs
         ]
-        self.cases: dict[str, Callable[[torch.Generator, str], Sequence[Any]]] = dict(
-            self.module.edge_cases(task.workload)
-        )
+        with blamed(task, "edge_cases"):
+            self.cases: dict[str, Callable[[torch.Generator, str], Sequence[Any]]] = dict(
+                self.module.edge_cases(task.workload)
+            )
 
     def inputs(self, case: str = "", seed: int | None = None) -> Sequence[Any]:
         """Inputs of an edge case, or random ones; under a fresh secret seed unless one is given."""
@@ -79,7 +82,11 @@ class Problem:
     def draw(self, case: str = "") -> Draw:
         """One with its reference; the bounds are set by whoever has the expert's outputs."""
         inputs = self.inputs(case)
-        return Draw(case, inputs, self.comparable(inputs, _tuple(self.module.reference(*inputs))))
+        return Draw(case, inputs, self.comparable(inputs, self.expected(inputs)))
+
+    def expected(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """What the reference makes of them."""
+        return _tuple(self.module.reference(*inputs))
 
     def comparable(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the error metric compares: the outputs themselves unless the operator says otherwise."""
@@ -98,10 +105,13 @@ class Problem:
 
     def set_bounds(self, draw: Draw, expert: Sequence[torch.Tensor], calibrated: Sequence[Errors]) -> None:
         """From the expert's outputs on this very draw, and its errors on this kind of draw at calibration."""
+        draw.bounds = self.bounds(draw, expert, calibrated)
+
+    def bounds(self, draw: Draw, expert: Sequence[torch.Tensor], calibrated: Sequence[Errors]) -> list[Errors]:
         values = self.comparable(draw.inputs, expert)
         found = self.errors(draw, expert)
         earlier = [[one] for one in calibrated] or [[] for _ in found]
-        draw.bounds = [
+        return [
             self.policy.bound([here, *before], reference, value.dtype)
             for here, before, reference, value in zip(found, earlier, draw.reference, values, strict=True)
         ]
@@ -152,9 +162,13 @@ class Comparison:
     errors: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, draw: Draw, outputs: Sequence[torch.Tensor]) -> None:
+        self.note(self.problem.errors(draw, outputs), draw.bounds)
+
+    def note(self, errors: Sequence[Errors], bounds: Sequence[Errors]) -> None:
+        """The errors of all outputs on one draw, and what was allowed there."""
         self.drawn += 1
         wrong = False
-        for index, (found, allowed) in enumerate(zip(self.problem.errors(draw, outputs), draw.bounds, strict=True)):
+        for index, (found, allowed) in enumerate(zip(errors, bounds, strict=True)):
             factor, which = worst(found, allowed)
             wrong = wrong or factor > 1
             if factor > self.worst.get(index, (-1.0, 0, 0))[0]:
@@ -184,6 +198,16 @@ class Comparison:
         return f"{self.problem.label(index)}: {what}, on {self.failed} of {self.drawn} inputs{tail}"
 
 
+@contextmanager
+def blamed(task: Task, function: str) -> Iterator[None]:
+    """What fails inside is a mistake of the task's author, whose file and function the message names."""
+    try:
+        yield
+    except Exception as error:
+        file = describe(task.operator.folder / "reference.py")
+        raise UsageError(f"{file}: {function} fails: {type(error).__name__}: {error}") from error
+
+
 def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("operator_reference", path)
     assert spec is not None and spec.loader is not None
@@ -191,7 +215,7 @@ def _module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UsageError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{describe(path)}: cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import justgoal
 from justgoal import owners
-from justgoal.errors import EvaluatorFailed
+from justgoal.errors import EvaluatorFailed, UsageError
+from justgoal.evaluation import planting
 from justgoal.evaluation.collect import Solution, collect
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
@@ -160,6 +161,15 @@ class Evaluator:
         readings: dict[str, list[float]] = answer["readings"]
         return readings
 
+    def check(self) -> dict[str, Any]:
+        """How the task's judge fares with what is known to be wrong or right; see checking.py for what comes back."""
+        names = {
+            "experts": [one.name for one in self._task.operator.experts],
+            "bugs": [bug.name for bug in self._task.bugs],
+        }
+        found: dict[str, Any] = self._order({"op": "check", **names}, planting.lineups(self._task))["check"]
+        return found
+
     def evaluate(self, solution: Solution) -> Verdict:
         return Verdict.from_json(self._order({"op": "evaluate"}, [solution])["verdict"])
 
@@ -206,7 +216,7 @@ class Evaluator:
         if answer is None:
             raise EvaluatorFailed(f"the judge ended: {self._last_words()}")
         if answer["op"] == "failed":
-            raise EvaluatorFailed(answer["error"])
+            raise (UsageError if answer["usage"] else EvaluatorFailed)(answer["error"])
         return answer
 
     def _last_words(self) -> str:

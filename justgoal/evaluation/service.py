@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from justgoal.errors import JustgoalError
+from justgoal.errors import JustgoalError, UsageError
 from justgoal.evaluation.bench import Bench
+from justgoal.evaluation.checking import Check, Lineup
 from justgoal.evaluation.draws import Problem
 from justgoal.evaluation.experts import Expert
 from justgoal.evaluation.improvement import Rule
@@ -38,6 +39,8 @@ class Service:
         ]
         outputs = [Field(s.name, s.dtype, s.shape) for s in self._problem.outputs]
         self._workers = Workers(runtime, fields, outputs, threads)
+        number = Field("number", "int64", (1,), scalar=True)
+        self._lineup_workers = Workers(runtime, [*fields, number], outputs, threads)
 
     def serve(self) -> None:
         preparing = False
@@ -57,7 +60,7 @@ class Service:
             try:
                 answer = {"op": "done", **self._carry_out(order, descriptors)}
             except JustgoalError as error:
-                answer = {"op": "failed", "error": str(error)}
+                answer = failure(error)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -70,6 +73,14 @@ class Service:
             expert = Expert(bench, dict(zip(order["experts"], experts, strict=True)))
             self._judge = Judge(bench, expert, Rule(**order["rule"]))
             return {"report": expert.report.to_json()}
+        if order["op"] == "check":
+            lineups = [Lineup(self._lineup_workers, tree) for tree in trees]
+            try:
+                check = Check(self._problem, lineups, order["experts"], order["bugs"], self._phase)
+                return {"check": check.run()}
+            finally:
+                for lineup in lineups:
+                    lineup.close()
         if order["op"] == "probe":
             blank, solution, *spinning = trees
             bench = Bench(self._problem, self._workers, blank, self._phase)
@@ -87,6 +98,10 @@ class Service:
         self._workers.tell({"op": "phase", "text": text})
 
 
+def failure(error: JustgoalError) -> dict[str, Any]:
+    return {"op": "failed", "error": str(error), "usage": isinstance(error, UsageError)}
+
+
 def _waiting(channel: socket.socket) -> bool:
     with suppress(BlockingIOError):
         channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -102,7 +117,7 @@ def main() -> None:
     try:
         service = Service(runtime, task, threads)
     except JustgoalError as error:
-        runtime.send(json.dumps({"op": "failed", "error": str(error)}).encode())
+        runtime.send(json.dumps(failure(error)).encode())
         return
     runtime.send(json.dumps({"op": "done"}).encode())
     service.serve()

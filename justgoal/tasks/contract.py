@@ -1,7 +1,7 @@
 """What an operator folder says: arguments, outputs, workloads, experts. Reads text, runs nothing of it.
 
 operator.toml     title, summary, source, devices, [axes], [[arguments]], [[outputs]], [[experts]],
-                  [[tolerances]]
+                  [[tolerances]], [[harmless]]
 workloads.toml    [[workloads]]: name, title, axes, values, dtypes; the first is the default
 reference.py      reference(*arguments), make_inputs(workload, generator, device), edge_cases(workload),
                   optionally comparable(inputs, outputs)
@@ -74,6 +74,15 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Harmless:
+    """A bug that is none on some workloads, such as one about boundaries where there is a single sequence."""
+
+    bug: str
+    workloads: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Operator:
     """`axes` names what an axis counts ("head"), for messages about a slice."""
 
@@ -88,6 +97,7 @@ class Operator:
     workloads: tuple[Workload, ...]
     experts: tuple[Expert, ...]
     tolerances: tuple[Tolerance, ...]
+    harmless: tuple[Harmless, ...]
     folder: Path
 
     @property
@@ -115,6 +125,12 @@ class Task:
             if not tolerance.workloads or self.workload.name in tolerance.workloads:
                 return tolerance
         return None
+
+    @property
+    def bugs(self) -> tuple[Path, ...]:
+        """Those of the operator that are wrong on this workload."""
+        harmless = [one.bug for one in self.operator.harmless if self.workload.name in one.workloads]
+        return tuple(bug for bug in self.operator.bugs if bug.name not in harmless)
 
 
 class TensorShape(NamedTuple):
@@ -153,6 +169,15 @@ def task(text: str) -> Task:
     return Task(operator, workload, _hash(folder, workload.name))
 
 
+def tasks(text: str) -> list[Task]:
+    """The one that `OPERATOR/WORKLOAD` names, or those of all workloads of `OPERATOR`."""
+    folder, wanted = _split(text)
+    if wanted:
+        return [task(text)]
+    operator = _load(folder)
+    return [Task(operator, workload, _hash(folder, workload.name)) for workload in operator.workloads]
+
+
 def shapes(task: Task) -> list[TensorShape]:
     """All arguments in order, then all outputs, with this workload's dtypes and sizes."""
     both = (*task.operator.arguments, *task.operator.outputs)
@@ -188,17 +213,22 @@ def _load(folder: Path) -> Operator:
         if not isinstance(label, str):
             raise table.error(f"axes.{axis}", f"must be text, not {label!r}")
     arguments = [_argument(inner, output=False) for inner in table.tables("arguments")]
+    if any(one.name == "out" for one in arguments):
+        raise table.error("arguments", "name 'out', which is how `run` may ask for memory for its outputs")
     outputs = [_argument(inner, output=True) for inner in table.tables("outputs")]
     _distinct(table, "arguments and outputs", [one.name for one in (*arguments, *outputs)])
     experts = [_expert(inner, folder) for inner in table.tables("experts")]
     _distinct(table, "experts", [one.name for one in experts])
     tolerances = [_tolerance(inner) for inner in table.tables("tolerances", [])]
+    harmless = [_harmless(inner, folder) for inner in table.tables("harmless", [])]
     table.done()
     workloads = _workloads(folder, (*arguments, *outputs))
-    for index, tolerance in enumerate(tolerances):
-        for name in tolerance.workloads:
-            if name not in [workload.name for workload in workloads]:
-                raise table.error(f"tolerances[{index}].workloads", f"names '{name}', which is no workload")
+    restricted: dict[str, Sequence[Tolerance | Harmless]] = {"tolerances": tolerances, "harmless": harmless}
+    for key, listed in restricted.items():
+        for index, one in enumerate(listed):
+            for name in one.workloads:
+                if name not in [workload.name for workload in workloads]:
+                    raise table.error(f"{key}[{index}].workloads", f"names '{name}', which is no workload")
     _check_sources(folder, [one.name for one in arguments], experts)
     return Operator(
         name=folder.name,
@@ -212,6 +242,7 @@ def _load(folder: Path) -> Operator:
         workloads=tuple(workloads),
         experts=tuple(experts),
         tolerances=tuple(tolerances),
+        harmless=tuple(harmless),
         folder=folder,
     )
 
@@ -250,6 +281,14 @@ def _tolerance(table: Table) -> Tolerance:
     tolerance = Tolerance(slack, limit, table.text("why"), table.texts("workloads", default=()))
     table.done()
     return tolerance
+
+
+def _harmless(table: Table, folder: Path) -> Harmless:
+    harmless = Harmless(table.name("bug"), table.texts("workloads"), table.text("why"))
+    table.done()
+    if not (folder / "bugs" / harmless.bug).is_dir():
+        raise table.error("bug", f"names '{harmless.bug}', which has no folder in bugs")
+    return harmless
 
 
 def _workloads(folder: Path, arguments: Sequence[Argument]) -> list[Workload]:

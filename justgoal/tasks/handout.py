@@ -38,10 +38,10 @@ def write(task: Task, goal: str, expert: str, terms: Mapping[str, str], prompts:
 
 
 def public_toml(path: Path) -> str:
-    """operator.toml without the experts and without what it says of tolerances."""
+    """operator.toml without the experts and without what it says of tolerances and bugs."""
     text = path.read_text(encoding="utf-8")
     blocks = re.split(r"(?m)^(?=\[)", text)
-    secret = re.compile(r"\[\[?\s*(experts|tolerances)\b")
+    secret = re.compile(r"\[\[?\s*(experts|tolerances|harmless)\b")
     return "".join(block for block in blocks if not secret.match(block)).rstrip() + "\n"
 
 
