@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from justgoal import owners
 from justgoal.errors import Fatal
 
 PYTHON = "/opt/python"
@@ -42,10 +43,9 @@ class Stage:
 
 
 def neutral_folder() -> Path:
-    """Where everything lies that is mounted into sandboxes; every user may enter it, only we write it."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/justgoal")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "justgoal"
+    """Where everything lies that is mounted into sandboxes: only we write it, and its name, which can be seen inside,
+    says no more than a number."""
+    return Path("/var/lib/justgoal") if os.geteuid() == 0 else owners.private_folder(Path("/var/tmp"))
 
 
 def use() -> int:
