@@ -147,7 +147,7 @@ class SignalFreezer:
         """`process`: the number, here, of a process whose /proc is that of its namespace; raises OSError otherwise."""
         self._process = process
         self._processes = os.open(f"/proc/{process}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._server: tuple[socket.socket, socket.socket] | None = None
+        self._server: tuple[socket.socket, threading.Thread] | None = None
         try:
             self._check()
         except OSError:
@@ -182,9 +182,10 @@ class SignalFreezer:
     def descriptors(self) -> Sequence[int]:
         """A socket that takes orders, from now on."""
         if self._server is None:
-            self._server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            threading.Thread(target=self._serve, args=(self._server[0],), daemon=True).start()
-        return (self._server[1].fileno(),)
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._server = far, threading.Thread(target=self._serve, args=(near,), daemon=True)
+            self._server[1].start()
+        return (self._server[0].fileno(),)
 
     def place(self) -> dict[str, Any]:
         words = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
@@ -192,8 +193,10 @@ class SignalFreezer:
 
     def close(self) -> None:
         if self._server is not None:
-            self._server[1].shutdown(socket.SHUT_RDWR)  # its thread ends; a copy elsewhere may still be open
-            self._server[1].close()
+            far, thread = self._server
+            far.shutdown(socket.SHUT_RDWR)  # that of all copies, so the thread ends
+            far.close()
+            thread.join()
         os.close(self._processes)
 
     def _check(self) -> None:
@@ -264,8 +267,9 @@ class SignalFreezer:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._processes)
 
     def _serve(self, channel: socket.socket) -> None:
-        """Carry out the orders of a RemoteFreezer."""
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # of this thread
+        """Carry out the orders of a RemoteFreezer, on the core of the judge, who waits meanwhile."""
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread, as is the timer slack
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         with channel, suppress(OSError):
             while order := channel.recv(1):
                 if order in (_STOP, _THAW):
