@@ -29,7 +29,7 @@ class Somebody:
         self.home = place / "home"
         self.checkout = place / "checkout"
         self._runtime = place / "runtime"
-        self._site = place / "site"
+        self._site = Path(sysconfig.get_path("purelib"))
         self._python = staging.stage().python
         for folder in (self.home, self._runtime):
             folder.mkdir(mode=0o700)
@@ -38,8 +38,9 @@ class Somebody:
         for name in NEEDED:
             source = CHECKOUT / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, self.checkout / name)
-        # The packages may lie where only root may go.
-        shutil.copytree(sysconfig.get_path("purelib"), self._site, symlinks=True, copy_function=_link)
+        if not all(folder.stat().st_mode & 0o005 == 0o005 for folder in (self._site, *self._site.parents)):
+            shutil.copytree(self._site, place / "site", symlinks=True, copy_function=_link)
+            self._site = place / "site"
         certificate = self.home / ".cache" / "justgoal" / "noise-cpu.json"
         certificate.parent.mkdir(parents=True)
         certificate.write_text(json.dumps({**circumstances(), "certificate": {**CERTIFICATE, "made": time.time()}}))
@@ -75,6 +76,22 @@ class Somebody:
             timeout=timeout,
         )
 
+    @property
+    def neutral(self) -> Path:
+        """Where what he stages lies."""
+        return Path(f"/var/tmp/justgoal-{NUMBER}")
+
+    def provide(self) -> None:
+        """Give him what root has staged: he would copy 1 GB."""
+        program = "from justgoal.sandboxes import staging; print(staging.name(staging._packages()))"
+        home = self.neutral / "stage"
+        shutil.copytree(
+            self._python.parent, home / self.run("-c", program).stdout.strip(), symlinks=True, copy_function=_link
+        )
+        for folder in (self.neutral, home):
+            os.chown(folder, NUMBER, NUMBER)
+            folder.chmod(0o700)
+
     def runs(self, pid: int) -> bool:
         """Whether a process is his."""
         try:
@@ -89,9 +106,11 @@ def somebody() -> Iterator[Somebody]:
     with ExitStack() as stack:
         place = Path(tempfile.mkdtemp(prefix="justgoal-test-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, place)
-        stack.callback(shutil.rmtree, f"/var/tmp/justgoal-{NUMBER}", ignore_errors=True)
         place.chmod(0o755)
-        yield Somebody(place)
+        user = Somebody(place)
+        stack.callback(shutil.rmtree, user.neutral, ignore_errors=True)
+        user.provide()
+        yield user
 
 
 @contextmanager

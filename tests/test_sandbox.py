@@ -526,7 +526,7 @@ def test_freezer_versions(version: int) -> None:
         tops = dict.fromkeys(("memory", "pids", "cpu", "freezer"), ("/", top))
         found = cgroups.Hierarchies(version, {}, tops).of_process(process.pid) if version == 2 else None
         assert found is None or found.folders["freezer"] == group.folders["freezer"]
-        freezer = (found or group).freezer()
+        freezer = (found or group).freezer(process.pid)
         freezer.freeze()
         assert freezer.frozen()
         freezer.thaw()

@@ -112,8 +112,8 @@ class Bubblewrap:
             "--clearenv",
             *(word for item in environment.items() for word in ("--setenv", *item)),
             *tree.arguments,
-            "--remount-ro",
-            "/",
+            *("--remount-ro", "/dev"),
+            *("--remount-ro", "/"),
             "--chdir",
             mounts.first_folder(spec),
         ]

@@ -84,7 +84,7 @@ def _lock() -> int:
 def stage() -> Stage:
     """The staged interpreter and packages of this process, built now if they are not there yet (1 to 2 s)."""
     packages = _packages()
-    key = hashlib.sha256("\n".join((_LAYOUT, *_identity(packages))).encode()).hexdigest()[:16]
+    key = name(packages)
     home = neutral_folder() / "stage"
     if not (home / key).is_dir():
         with _building(home) as (temporary, finish):
@@ -93,6 +93,11 @@ def stage() -> Stage:
             finish(key)
     shared = bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
     return Stage(home / key / "python", home / key / "venv", shared)
+
+
+def name(packages: list[metadata.Distribution]) -> str:
+    """Of what is staged from this interpreter and these packages."""
+    return hashlib.sha256("\n".join((_LAYOUT, *_identity(packages))).encode()).hexdigest()[:16]
 
 
 def stage_tree(source: Path) -> Path:
