@@ -43,7 +43,9 @@ class Somebody:
             self._site = place / "site"
         certificate = self.home / ".cache" / "justgoal" / "noise-cpu.json"
         certificate.parent.mkdir(parents=True)
-        certificate.write_text(json.dumps({**circumstances(), "certificate": {**CERTIFICATE, "made": time.time()}}))
+        # A busy machine takes a call of 0.1 ms for none at all; how well he measures is not asked here.
+        held = {**CERTIFICATE, "made": time.time(), "shortest_latency": 0.0}
+        certificate.write_text(json.dumps({**circumstances(), "certificate": held}))
 
     def run(
         self, *words: str, cwd: Path | None = None, timeout: float = 300, groups: Sequence[Path] = ()
