@@ -5,13 +5,13 @@ BIN := .venv/bin
 export PYTHON
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all test-engines lint bench clean-venv root
+.PHONY: setup demo test test-all test-engines lint bench clean-venv
 
 setup:
 	@./setup.sh
 
 # Plays the recorded run: every tool call is made again in a real sandbox, every solution is judged again here.
-demo: root setup
+demo: setup
 	$(BIN)/justgoal run gated_delta_net_prefill --model recorded:$(RECORDING)
 
 lint: setup
@@ -19,18 +19,18 @@ lint: setup
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-test: root lint
+test: lint
 	$(BIN)/pytest -m "not slow and not thorough"
 
-test-all: root lint
+test-all: lint
 	$(BIN)/pytest -m "not thorough"
 
 # What test-all leaves out for its time: whole runs and every judgement once more, in Docker, and what takes a minute each.
-test-engines: root setup
+test-engines: setup
 	CI=true $(BIN)/pytest -m thorough
 
 # Half an hour on an idle machine.
-bench: root setup
+bench: setup
 	$(BIN)/python benchmarks/tool_call.py
 	$(BIN)/python benchmarks/worker_protocol.py clock
 	$(BIN)/python benchmarks/evaluation.py
@@ -39,7 +39,3 @@ bench: root setup
 
 clean-venv:
 	rm -rf .venv
-
-# Sandboxes are made by root for now; say so before anything else is done.
-root:
-	@[ "$$(id -u)" = 0 ] || { echo "error: sandboxes need root: sudo make $(firstword $(MAKECMDGOALS) demo)" >&2; exit 2; }

@@ -7,18 +7,37 @@ process that no longer exists; nothing else is ever removed.
 import os
 import re
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from justgoal.errors import Fatal
 
 _MARK = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 def runtime_folder() -> Path:
     """Where this host's runtimes meet; gone after a reboot, as they are."""
-    if os.geteuid() == 0:
-        return Path("/run/justgoal")
-    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/justgoal-{os.geteuid()}")) / "justgoal"
+    place = Path("/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
+    return place / "justgoal" if os.access(place, os.W_OK) else private_folder(Path("/tmp"))
+
+
+def private_folder(parent: Path) -> Path:
+    """This user's own folder where everybody may write; raises Fatal when somebody else has made it."""
+    folder = parent / f"justgoal-{os.geteuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise Fatal(f"{folder} is not yours alone: remove it, or have it removed")
+    return folder
+
+
+def give(file: Path | int, uid: int) -> None:
+    """Make `uid` the owner of a path or an open file; what is our own stays so, since only root can give."""
+    if uid != os.geteuid():
+        os.chown(file, uid, uid)
 
 
 def mark() -> str:

@@ -43,6 +43,7 @@ from justgoal.events import (
 from justgoal.models import Model
 from justgoal.narrator import Narrator
 from justgoal.sandboxes import UID, Engine, Limits, engines
+from justgoal.sandboxes.disk import DiskWatch
 from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
 from justgoal.state import EXIT_CODES, State
@@ -57,6 +58,7 @@ FORMAT = 2
 """Version of the run folder; a run of another one is not gone on with."""
 DEVICE = "cpu"
 AGENT_PIDS = 2048
+AGENT_DISK = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Session:
         stack.callback(owners.remove_folder, made)
         material = made / "task"
         handout.write(self.task, self.goal.text, self.report.chosen, self.rule.terms(), resources.prompts(), material)
-        limits = Limits(memory(4), AGENT_PIDS, threads())
+        limits = Limits(memory(4), AGENT_PIDS, threads(), AGENT_DISK)
         spec = agent_spec(workspace, stage_tree(material), gate.folder, limits, UID, compute_environment())
         try:
             with self.device.exclusive():  # nobody's window is open while it starts, and the next one finds it
@@ -236,7 +238,8 @@ class Session:
         except Fatal as error:
             raise SandboxLost(str(error)) from error
         stack.callback(entry.unlink, missing_ok=True)
-        return Tools(Shell(sandbox, gate, lambda: self.device.release_stale(sandbox.freezer)))
+        disk = stack.enter_context(DiskWatch(workspace, AGENT_DISK, sandbox.freezer))
+        return Tools(Shell(sandbox, gate, lambda: self.device.release_stale(sandbox.freezer), disk))
 
     def _end(self, status: str, detail: str) -> None:
         """Judge the champion afresh, then stop; the speedup that is reported comes from here alone."""
@@ -311,7 +314,7 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options:
     if not state.run:
         return None  # its process was killed before it had written anything
     wanted = {"format": FORMAT, "task": task.name, "task_sha256": task.sha256, "model": model, "goal": goal.sha256,
-              "processor": machine.processor()[0], "cores": threads()}  # fmt: skip
+              "processor": machine.processor()[0], "cores": threads(), "uid": UID}  # fmt: skip
     if options.engine is not None:
         wanted["engine"] = options.engine
     for field, value in wanted.items():
@@ -350,6 +353,7 @@ def _describe(
 ) -> dict[str, Any]:  # fmt: skip
     """run.json: all that defines the run, without a name or a path of this host."""
     processor, features = machine.processor()
+    limits = {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads(), "disk": AGENT_DISK}
     return {
         "format": FORMAT,
         "justgoal": __version__,
@@ -375,7 +379,7 @@ def _describe(
         "engine_version": engine.version,
         "image": engine.image,
         "uid": UID,
-        "limits": {"memory": memory(4), "pids": AGENT_PIDS, "cores": threads()},
+        "limits": limits if engine.limited else "weak",
         "strength": checked,
         "noise": noise.to_json(),
         "expert": report.to_json(),
@@ -388,10 +392,11 @@ def _prompt_hashes() -> dict[str, str]:
 
 
 def _title(task: str, model: Model, folder: Path, engine: Engine, recording: dict[str, Any] | None) -> list[str]:
+    limits = "" if engine.limited else ", weak limits"
     lines = [
         f"justgoal run {task} with {model.name}",
         f"  run folder   {folder}",
-        f"  sandbox      {engine.name} {engine.version}, uid {UID}, no network",
+        f"  sandbox      {engine.name} {engine.version}, uid {UID}, no network{limits}",
     ]
     if recording is not None:
         lines.append(f"  recording    of {recording.get('model')} on {recording.get('processor')}")

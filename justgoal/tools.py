@@ -84,7 +84,9 @@ class Tools:
 
     def _describe(self, result: CommandResult, timeout: float) -> str:
         """The output, then one line for each thing that is not as usual."""
-        values = {"code": result.exit_code, "seconds": f"{timeout:g}", "mebibytes": FLOOD >> 20}
+        limits = self._shell.sandbox.spec.limits
+        values = {"code": result.exit_code, "seconds": f"{timeout:g}", "mebibytes": FLOOD >> 20,
+                  "disk": (limits.disk or 0) >> 20}  # fmt: skip
         lines = [result.output.removesuffix("\n")] if result.output.strip() else []
         if result.ended == "exit" and result.exit_code:
             lines.append(self._notices["exit_code"].format(**values))
@@ -93,8 +95,8 @@ class Tools:
         if result.restarted and result.ended != "shell_lost":
             lines.append(self._notices["shell_restarted"])
         if result.killed:
-            limit = self._shell.sandbox.spec.limits.memory >> 20
-            lines.append(self._notices["memory"].format(count=result.killed, mebibytes=limit))
+            lines.append(self._notices["memory"].format(count=result.killed, mebibytes=limits.memory >> 20))
+        lines += [self._notices["full"].format(path=path) for path in result.full]
         return "\n".join(lines or [self._notices["no_output"]])
 
     def _file(self, input: Input) -> ToolOutcome:

@@ -32,6 +32,7 @@ FLOOD = 64 << 20  # bytes of output that end a call
 IDLE = 1 << 20  # bytes of background output read between calls; then the writers wait
 GRACE = 0.3  # s for the shell to come back after its commands were killed
 OUTPUTS = Path("/tmp/outputs")
+IN_MEMORY = ("/tmp", "/dev/shm")
 TICKS = os.sysconf("SC_CLK_TCK")
 Message = dict[str, Any]
 
@@ -182,7 +183,7 @@ class Init:
             if self.call and self.call.why and time.monotonic() > self.call.give_up:
                 self.call.give_up = float("inf")
                 kill(self.shell.pid)  # first: it may be what starts the others
-                self.kill_since(self.call)
+                self.kill_since(self.call.began)
             self.reap()
 
     def wait(self) -> int | None:
@@ -232,6 +233,8 @@ class Init:
     def do_stop(self, request: Message) -> None:
         if self.call and not self.call.why:
             self.stop(request["why"])
+        elif request["why"] == "disk":
+            self.kill_since((0, 0))
         if self.helper:
             kill(self.helper[0])
 
@@ -294,13 +297,13 @@ class Init:
         return True
 
     def stop(self, why: str) -> None:
-        """Kill what the call started, after a flood all but the shell; that too if it does not return."""
+        """Kill what the call started, or all but the shell where there is too much of it; that too if it hangs."""
         assert self.call
         self.call.why = why
         self.call.give_up = time.monotonic() + GRACE
-        if why == "flood":
+        if why in ("flood", "disk"):
             self.call.began = (0, 0)
-        self.kill_since(self.call)
+        self.kill_since(self.call.began)
 
     def finish(self, ended: str, code: int | None) -> None:
         call, self.call = self.call, None
@@ -316,6 +319,7 @@ class Init:
                 "head": len(call.head),
                 "file": path,
                 "restarted": self.restarted,
+                "full": [folder for folder in IN_MEMORY if os.statvfs(folder).f_bavail == 0],
             },
             bytes(call.head + call.tail),
         )
@@ -338,14 +342,12 @@ class Init:
         self.shell.close()
         self.shell = Shell(self.write_end)
 
-    def kill_since(self, call: Call) -> None:
-        """Kill every process that began during the call, but us and the shell; all if they outrun us."""
+    def kill_since(self, moment: tuple[int, int]) -> None:
+        """Kill every process that began after it, but us and the shell; all if they outrun us."""
         done: set[tuple[int, int]] = set()
         for _ in range(100):
             fresh = {
-                (began, pid)
-                for began, pid in processes()
-                if (began, pid) > call.began and pid not in (1, self.shell.pid)
+                (began, pid) for began, pid in processes() if (began, pid) > moment and pid not in (1, self.shell.pid)
             } - done
             if not fresh:
                 return

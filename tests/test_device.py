@@ -16,6 +16,7 @@ from solutions import descriptors
 
 from justgoal.evaluation import device as module
 from justgoal.evaluation.device import Device
+from justgoal.freezer import find
 from justgoal.sandboxes import UID, Engine, Limits, Sandbox, Spec
 
 MIB = 1 << 20
@@ -195,7 +196,19 @@ def test_entries_of_gone_sandboxes_vanish(device: Device, place: Path, agent: Ca
     assert len(list((place / "cpu" / "agents").iterdir())) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"write": 3, "read": 4, "version": 1}', '"x"', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"kind": "control groups version 1", "write": 3, "read": 4}',
+        '{"kind": "signals", "process": 1}',
+        '"x"',
+        "null",
+    ],
+)
 def test_a_damaged_entry_is_removed(device: Device, place: Path, text: str) -> None:
     """A torn or foreign file in the registry costs nobody an evaluation."""
     (place / "cpu" / "agents" / "1-2").write_text(text)
@@ -218,13 +231,12 @@ def test_a_sandbox_that_goes_between_two_looks(
 ) -> None:
     """Another runtime closes its sandbox just after we have opened its freezer."""
     gone, here = agent(), agent()
-    for sandbox in (gone, here):
-        device.register(sandbox.freezer)
+    first, _ = [device.register(sandbox.freezer) for sandbox in (gone, here)]
     opened = module._open
 
     def open_and_lose(entry: Path) -> object:
         freezer = opened(entry)
-        if not gone._closed and entry.name.endswith(f"-{gone.freezer.write_fd}"):
+        if not gone._closed and entry == first:
             gone.close()
         return freezer
 
@@ -271,7 +283,10 @@ def test_no_release_while_somebody_evaluates(device: Device, place: Path, agent:
 
 def test_entry_says_where_the_freezer_is(device: Device, agent: Callable[[], Sandbox]) -> None:
     sandbox = agent()
-    said = json.loads(device.register(sandbox.freezer).read_text())
-    assert said["version"] == sandbox.freezer.version
-    with Path(said["read"]).open() as file:
-        assert ("THAWED" in file.read()) if said["version"] == 1 else ("frozen 0" in file.read())
+    found = find(json.loads(device.register(sandbox.freezer).read_text()))
+    assert found.kind == sandbox.freezer.kind
+    found.freeze()
+    assert sandbox.freezer.frozen() and not runs(sandbox)
+    sandbox.freezer.thaw()
+    assert not found.frozen() and runs(sandbox)
+    found.close()

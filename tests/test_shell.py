@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from justgoal.errors import SandboxLost, StopRun
+from justgoal.freezer import SignalFreezer
 from justgoal.sandboxes import UID, Engine, Limits, mounts
+from justgoal.sandboxes.disk import DiskWatch
 from justgoal.sandboxes.shell import SOCKET, CommandResult, Shell, agent_spec
+from justgoal.tools import Tools
 
 pytestmark = pytest.mark.docker
 
@@ -210,7 +213,56 @@ def test_fork_bomb_is_survived(shell: Shell) -> None:
     assert lines(shell, "ps -e --no-headers | wc -l") == ["4"]
 
 
+def test_full_memory_folder_is_told(shell: Shell) -> None:
+    result = run(shell, "head -c 2G /dev/zero > /tmp/big; echo done")
+    assert (result.output.splitlines()[-1], result.full) == ("done", ("/tmp",))
+    assert run(shell, "rm /tmp/big").full == ()
+
+
+@pytest.fixture
+def little(engine: Engine, tmp_path: Path) -> Iterator[Tools]:
+    """Tools whose workspace may hold 20 MiB."""
+    workspace = tmp_path / "run" / "workspace"
+    mounts.own_folder(workspace, UID)
+    task = mounts.stage_tree(Path(__file__).parents[1] / "prompts")
+    spec = agent_spec(workspace, task, None, Limits(512 * MIB, 64, 2, 20 * MIB), UID)
+    with (
+        contextlib.closing(engine.start(spec)) as sandbox,
+        DiskWatch(workspace, 20 * MIB, sandbox.freezer) as watch,
+    ):
+        yield Tools(Shell(sandbox, None, disk=watch))
+
+
+FULL = "[stopped: /workspace holds more than 20 MiB; all processes were killed; remove what you do not need]"
+
+
+def bash(tools: Tools, command: str) -> str:
+    return tools.execute("bash", {"command": command}).content
+
+
+def test_full_workspace_is_told(little: Tools) -> None:
+    """What is there may be looked at and removed, and not become more."""
+    assert bash(little, "echo begun; head -c 30M /dev/zero > big; sleep 100") == f"begun\n{FULL}"
+    assert bash(little, "sleep 2.5; pgrep -c sleep; ls") == "0\nbig"
+    assert bash(little, "head -c 10M /dev/zero > more; sleep 100") == FULL
+    assert bash(little, "rm big; head -c 5M /dev/zero > less; sleep 2.5; ls") == "less\nmore"
+
+
+def test_full_workspace_is_frozen_between_calls(little: Tools) -> None:
+    """Whoever fills the disk while nobody waits does so for a second; then it stands still until the next call."""
+    freezer = little._shell.sandbox.freezer
+    bash(little, "(head -c 30M /dev/zero > big; sleep 100) & ")
+    assert eventually(freezer.frozen)
+    freezer.thaw()  # as whoever holds the device does in the end
+    assert eventually(freezer.frozen)
+    assert bash(little, "echo hi") == FULL
+    assert bash(little, "pgrep -c sleep").endswith("0\n[exit code 1]")
+    assert bash(little, "ls") == "big"
+
+
 def test_memory_kill_is_told(shell: Shell) -> None:
+    if isinstance(shell.sandbox.freezer, SignalFreezer):
+        pytest.skip("without a control group nothing is killed for memory")
     result = run(shell, "python -c 'bytearray(3 << 30)'")
     assert (result.exit_code, result.killed) == (137, 1)
     assert run(shell, "true").killed == 0
@@ -319,6 +371,8 @@ def test_gate_ends_the_run(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_sandbox_lost(engine: Engine, tmp_path: Path) -> None:
+    if not engine.limited:
+        pytest.skip("the test finds processes by their control group")
     with gated(engine, tmp_path) as (shell, _):
         threading.Timer(0.2, lambda: [os.kill(pid, 9) for pid in sorted(shell.sandbox._group.pids())]).start()  # type: ignore[attr-defined]
         with pytest.raises(SandboxLost, match="the agent's sandbox ended by itself"):

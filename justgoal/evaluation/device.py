@@ -9,11 +9,14 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from justgoal import owners
-from justgoal.freezer import Freezer
+from justgoal.freezer import Freezer, find
 from justgoal.owners import runtime_folder
+
+_NUMBERS = count(1)
 
 
 class Device:
@@ -23,11 +26,9 @@ class Device:
 
     def register(self, freezer: Freezer) -> Path:
         """Tell everybody about an agent's sandbox; the returned entry is removed when the sandbox is closed."""
-        entry = self._folder / "agents" / f"{owners.mark()}-{freezer.write_fd}"
-        paths = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in (freezer.write_fd, freezer.read_fd)]
-        text = json.dumps({"write": paths[0], "read": paths[1], "version": freezer.version})
+        entry = self._folder / "agents" / f"{owners.mark()}-{next(_NUMBERS)}"
         temporary = entry.with_name(f".{entry.name}")
-        temporary.write_text(text)
+        temporary.write_text(json.dumps(freezer.place()))
         temporary.rename(entry)
         return entry
 
@@ -71,10 +72,7 @@ class Device:
 def _open(entry: Path) -> Freezer | None:
     """The freezer that an entry names; an entry whose sandbox is gone is removed."""
     try:
-        names = json.loads(entry.read_text())
-        write = os.open(names["write"], os.O_WRONLY | os.O_CLOEXEC)
-        read = os.open(names["read"], os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError, LookupError, TypeError):
+        return find(json.loads(entry.read_text()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         entry.unlink(missing_ok=True)
         return None
-    return Freezer(write, read, names["version"])

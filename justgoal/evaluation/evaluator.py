@@ -96,10 +96,10 @@ class WorkerHost:
         sandbox = self._engine.start(_awake_spec() if role == "awake" else self._spec(role))
         self._started += 1
         self._workers[self._started] = sandbox
-        descriptors = [sandbox.channel.fileno(), sandbox.freezer.write_fd, sandbox.freezer.read_fd]
-        if role == "build":
+        descriptors = [sandbox.channel.fileno(), *sandbox.freezer.descriptors]
+        if printed := not sandbox.spec.quiet:
             descriptors.append(sandbox.output)
-        return {"id": self._started, "freezer": sandbox.freezer.version}, descriptors
+        return {"id": self._started, "freezer": sandbox.freezer.kind, "printed": printed}, descriptors
 
     def _ending(self, sandbox: Sandbox) -> dict[str, Any]:
         sandbox.freezer.thaw()

@@ -140,7 +140,7 @@ class Gate:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = self.folder / "evaluate.sock"
         self._socket.bind(str(path))
-        os.chown(path, uid, uid)
+        owners.give(path, uid)
         path.chmod(0o600)
         self._socket.listen(16)
 

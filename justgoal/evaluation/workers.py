@@ -18,7 +18,7 @@ from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.clock import CallFailed, Party
 from justgoal.evaluation.memory import Block, Field, sealed
 from justgoal.evaluation.worker import PACK
-from justgoal.freezer import Freezer
+from justgoal.freezer import Freezer, received
 
 IMPORT_LIMIT = 120.0
 BUILD_LIMIT = 600.0
@@ -33,17 +33,18 @@ class Worker(Party):
     `meanwhile`, which does a piece of work and says whether more is left, is called while a build is waited for.
     """
 
-    def __init__(self, workers: "Workers", number: int, descriptors: Sequence[int]) -> None:
-        channel, write_fd, read_fd, *pipe = descriptors
+    def __init__(
+        self, workers: "Workers", number: int, freezer: Freezer, channel: int, pipe: int | None = None
+    ) -> None:
         super().__init__(
             socket.socket(fileno=channel),
-            Freezer(write_fd, read_fd, workers.freezer_version),
+            freezer,
             Block(workers.arguments, writable_by_worker=False),
             Block(workers.outputs, writable_by_worker=True),
         )
         self._workers = workers
         self._number = number
-        self._pipe = pipe[0] if pipe else None
+        self._pipe = pipe
         self._head, self._tail = b"", b""
         self.meanwhile: Callable[[], bool] | None = None
 
@@ -134,7 +135,6 @@ class Workers:
         self.arguments = arguments
         self.outputs = outputs
         self.threads = threads
-        self.freezer_version = 1
 
     def tell(self, message: dict[str, Any]) -> None:
         self.runtime.send(json.dumps(message).encode())
@@ -150,10 +150,8 @@ class Workers:
 
     def keep_awake(self) -> Freezer:
         """Start what keeps the cores awake (awake.py); it stays frozen until its freezer is thawed."""
-        answer, descriptors = self.ask({"op": "start", "role": "awake"})
-        channel, write_fd, read_fd = descriptors
+        _, freezer, channel, *_ = self._ask_for("awake")
         os.close(channel)
-        freezer = Freezer(write_fd, read_fd, answer["freezer"])
         freezer.freeze()
         return freezer
 
@@ -161,9 +159,14 @@ class Workers:
         """Start one worker for each tree, side by side. Each is handed its solution; call `imported` on it next."""
         started = []
         for tree in trees:
-            answer, descriptors = self.ask({"op": "start", "role": role})
-            self.freezer_version = answer["freezer"]
-            worker = Worker(self, answer["id"], descriptors)
+            worker = Worker(self, *self._ask_for(role))
             worker.setup(tree, self.threads)
             started.append(worker)
         return started
+
+    def _ask_for(self, role: str) -> tuple[int, Freezer, int, int | None]:
+        """A new sandbox: its number, freezer and channel, and the pipe with what it prints where that is read."""
+        answer, descriptors = self.ask({"op": "start", "role": role})
+        channel, *rest = descriptors
+        pipe = rest.pop() if answer["printed"] else None
+        return answer["id"], received(answer["freezer"], rest), channel, pipe

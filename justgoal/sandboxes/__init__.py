@@ -3,6 +3,7 @@
 Every sandbox sees the same allow-listed system (see mounts.py), has no network, its own limits and freezer.
 """
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from typing import Protocol
 
 from justgoal.freezer import Freezer
 
-UID = 61000
-JUDGE_UID = 61001
+UID = 61000 if os.geteuid() == 0 else os.geteuid()
+"""Of sandboxes: nobody else's, or the user's own, who can give nobody another."""
+JUDGE_UID = 61001 if os.geteuid() == 0 else UID
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory and tmpfs in bytes, processes and threads together, cores."""
+    """Memory and tmpfs in bytes, processes and threads together, cores; bytes in a folder of this machine's disk."""
 
     memory: int
     pids: int
     cpus: float
+    disk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,15 @@ class Sandbox(Protocol):
 
 
 class Engine(Protocol):
-    """Starts sandboxes; `name`, `version` and `image` (where there is one) go into run.json."""
+    """Starts sandboxes; `name`, `version` and `image` (where there is one) go into run.json.
+
+    `limited`: whether Limits hold for a sandbox as a whole; otherwise each of its processes is limited ("weak").
+    """
 
     name: str
     version: str
     image: str | None
+    limited: bool
 
     def start(self, spec: Spec) -> Sandbox:
         """Start it, or raise Fatal with one line that says what is missing and how to get it."""

@@ -1,14 +1,16 @@
 """Control groups of sandboxes: limits on memory, processes and CPU, and the freezer; versions 1 and 2.
 
 Every sandbox gets a group of its own (one folder per hierarchy under version 1), below the group that this
-process is in under version 1, so that limits set on us hold for it too. Needs root. Groups of containers are made by
-the Docker Engine; here they are found and read.
+process is in under version 1, so that limits set on us hold for it too. Needs root, or groups that the user was given.
+Groups of containers are made by the Docker Engine; here they are found and read.
 """
 
 import contextlib
 import errno
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,13 +19,16 @@ from pathlib import Path
 
 from justgoal import owners
 from justgoal.errors import Fatal
-from justgoal.freezer import Freezer
+from justgoal.freezer import Freezer, GroupFreezer, SignalFreezer
 from justgoal.sandboxes import Limits
 
 _CONTROLLERS = ("memory", "pids", "cpu", "freezer")
 _PERIOD = 100_000  # us
+_ASKING = 2.0  # s
 _NUMBERS = count(1)
 _PREFIX = "justgoal-"
+_REST = "justgoal-host"
+_MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 
 
 @dataclass(frozen=True)
@@ -120,8 +125,8 @@ class Group:
         if file.exists():  # since Linux 5.15
             _write(file, int(idle))
 
-    def freezer(self) -> Freezer:
-        """Open the freezer; the caller closes it."""
+    def freezer(self, process: int) -> Freezer:
+        """Open the freezer of all in the group, `process` among them; the caller closes it."""
         return open_freezer(self.folders["freezer"], self.version)
 
     def leave_freezer(self, pid: int) -> None:
@@ -172,6 +177,30 @@ class Group:
                     _write(folder / "cgroup.freeze", 0)
 
 
+class Ungrouped:
+    """Instead of a Group where none can be made: nobody counts, and what stops a sandbox are signals."""
+
+    joins: tuple[str, ...] = ()
+
+    def idle(self, idle: bool) -> None:
+        """Whoever wants to go last can say so itself."""
+
+    def freezer(self, process: int) -> Freezer | None:
+        """None until the sandbox of `process` is complete."""
+        with contextlib.suppress(OSError):
+            return SignalFreezer(process)
+        return None
+
+    def leave_freezer(self, pid: int) -> None:
+        """It was never in one."""
+
+    def memory_events(self) -> int:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def remove(self) -> None:
+        """There is none."""
+
+
 def memory_kills(events: int) -> int:
     """How many processes the kernel has killed for memory, from an open file of Group.memory_events."""
     for line in os.pread(events, 4096, 0).splitlines():
@@ -186,10 +215,25 @@ def spare(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
 
 
-def open_freezer(folder: Path, version: int) -> Freezer:
+def open_freezer(folder: Path, version: int) -> GroupFreezer:
     names = ("freezer.state", "freezer.state") if version == 1 else ("cgroup.freeze", "cgroup.events")
     write = os.open(folder / names[0], os.O_WRONLY | os.O_CLOEXEC)
-    return Freezer(write, os.open(folder / names[1], os.O_RDONLY | os.O_CLOEXEC), version)
+    return GroupFreezer(write, os.open(folder / names[1], os.O_RDONLY | os.O_CLOEXEC), version)
+
+
+def usable() -> Hierarchies | None:
+    """The hierarchies of this machine, where this process may make groups.
+
+    Root may, but in some containers. Others may where they were given some; systemd gives them to every user that it
+    has a manager for.
+    """
+    if os.geteuid() != 0:
+        _ask_systemd()
+    with contextlib.suppress(OSError, Fatal):
+        found = hierarchies()
+        if all(os.access(parent, os.W_OK) for parent in found.parents.values()):
+            return found
+    return None
 
 
 def hierarchies() -> Hierarchies:
@@ -211,8 +255,11 @@ def hierarchies() -> Hierarchies:
 def _delegated(unified: Path) -> Path:
     """The top of version 2 as we see it, made ready to have children with limits, emptied if need be.
 
-    Only the machine's own top group may hold processes beside limited children; a container's may not.
+    Only the machine's own top group may hold processes beside limited children; a container's may not. For anybody
+    but root it is our own group, and is emptied only if systemd has made it for us.
     """
+    if unified.name == _REST:
+        unified = unified.parent
     control = unified / "cgroup.subtree_control"
     wanted = "+memory +pids +cpu"
     if {"memory", "pids", "cpu"} <= set(control.read_text().split()):
@@ -220,15 +267,36 @@ def _delegated(unified: Path) -> Path:
     try:
         _write(control, wanted)
     except OSError as error:
-        if error.errno != errno.EBUSY:
+        if error.errno != errno.EBUSY or (os.geteuid() != 0 and not unified.name.startswith(_PREFIX)):
             raise Fatal(f"cannot enable limits in {control}: {error.strerror}") from error
-        rest = unified / "justgoal-host"
+        rest = unified / _REST
         rest.mkdir(exist_ok=True)
         for pid in (unified / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 _write(rest / "cgroup.procs", pid)
         _write(control, wanted)
     return unified
+
+
+def _ask_systemd() -> None:
+    """Have this process moved to a group that it may divide, as `systemd-run --user --scope` does with a new one.
+
+    Nothing happens where there is no manager of this user, or under version 1, whose limits it does not give away.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    if not unified or not (runtime / "systemd" / "private").exists() or shutil.which("busctl") is None:
+        return
+    unit = f"{_PREFIX}{owners.mark()}.scope"
+    if unit in Path("/proc/self/cgroup").read_text():
+        return
+    properties = ["2", "PIDs", "au", "1", str(os.getpid()), "Delegate", "b", "true"]
+    words = ["busctl", "--user", "call", *_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail"]
+    if subprocess.run([*words, *properties, "0"], capture_output=True).returncode != 0:
+        return
+    end = time.monotonic() + _ASKING
+    while unit not in Path("/proc/self/cgroup").read_text() and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 def _mounted() -> Iterator[tuple[str, list[str], tuple[str, Path], Path]]:
@@ -241,9 +309,10 @@ def _mounted() -> Iterator[tuple[str, list[str], tuple[str, Path], Path]]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         controllers = options.split(",")
-        path = next((paths[name] for name in controllers if name in paths), "/")
+        ours = kind == "cgroup" or os.geteuid() != 0
+        path = next((paths[name] for name in ([""] if kind == "cgroup2" else controllers) if name in paths), "/")
         own = Path(mount) / path.removeprefix(root).lstrip("/")
-        yield kind, controllers, (root, Path(mount)), own if kind == "cgroup" and own.is_dir() else Path(mount)
+        yield kind, controllers, (root, Path(mount)), own if ours and own.is_dir() else Path(mount)
 
 
 def _paths(text: str) -> dict[str, str]:

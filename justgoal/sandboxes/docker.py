@@ -21,7 +21,7 @@ from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as Bind
 
 from justgoal import owners, resources
-from justgoal.errors import Fatal
+from justgoal.errors import Fatal, UsageError
 from justgoal.sandboxes import UID, Mount, Spec, cgroups, daemon, images, leftovers, mounts, seccomp, staging
 
 _DOORWAY = "/run/launch"
@@ -34,11 +34,12 @@ class Docker:
     """The engine; see Engine. `image` names one that is here instead of the empty one."""
 
     name = "docker"
+    limited = True
 
     def __init__(self, image: str | None = None) -> None:
         if os.geteuid() != 0:
             daemon.connect().close()  # whoever may not use its socket is told so
-            raise Fatal("sandboxes need root here: run as root or with sudo")
+            raise UsageError("containers need root here: run as root or with sudo, or use --engine bubblewrap")
         self._client = daemon.connect()
         self._in_use = staging.use()
         try:
@@ -91,7 +92,7 @@ class Docker:
             "environment": {**self._environment, **spec.environment},
             "folder": mounts.first_folder(spec),
             "as_pid_1": spec.as_pid_1,
-            "refused": seccomp.program().hex(),
+            "refused": seccomp.program(alarms=True).hex(),
         }
         return json.dumps(order).encode()
 
@@ -206,7 +207,7 @@ class DockerSandbox:
             self._pidfd = os.pidfd_open(pid)
             opened.callback(os.close, self._pidfd)
             self._group = engine.group(pid)
-            self.freezer = self._group.freezer()
+            self.freezer = self._group.freezer(pid)
             opened.callback(self.freezer.close)
             self._memory_events = self._group.memory_events()
             opened.callback(os.close, self._memory_events)

@@ -29,9 +29,10 @@ class Removed:
 
 def sweep(client: DockerClient | None = None) -> Removed:
     """Remove what runtimes that have ended left behind, processes first; containers where there is a client."""
-    hierarchies = cgroups.hierarchies()
-    containers = _containers(client, hierarchies) if client else 0
-    return Removed(containers, hierarchies.sweep(), owners.sweep() + mounts.sweep_workspaces())
+    hierarchies = cgroups.usable()
+    containers = _containers(client, hierarchies) if client and hierarchies else 0
+    groups = hierarchies.sweep() if hierarchies else 0
+    return Removed(containers, groups, owners.sweep() + mounts.sweep_workspaces())
 
 
 def clean() -> list[str]:

@@ -156,7 +156,7 @@ def own_folder(folder: Path, uid: int) -> None:
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.fchown(descriptor, uid, uid)
+        owners.give(descriptor, uid)
         os.fchmod(descriptor, 0o755)
     finally:
         os.close(descriptor)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from justgoal import resources
 from justgoal.errors import SandboxLost, StopRun
 from justgoal.sandboxes import Limits, Mount, Sandbox, Spec
+from justgoal.sandboxes.disk import DiskWatch
 from justgoal.sandboxes.mounts import stage_tree
 
 SOCKET = "evaluate.sock"  # in the gate's folder
@@ -43,8 +44,9 @@ class Gate(Protocol):
 class CommandResult:
     """What a command printed, cut as the model sees it, and how it ended.
 
-    `ended`: exit (with `exit_code`), deadline, flood, shell_lost (the shell itself ended, with `exit_code`),
-    or stopped. `restarted`: the shell of the last call is gone. `killed`: processes lost to the memory limit.
+    `ended`: exit (with `exit_code`), deadline, flood, disk (DiskWatch), shell_lost (the shell itself ended, with
+    `exit_code`), or stopped. `restarted`: the shell of the last call is gone. `killed`: processes lost to the memory
+    limit. `full`: folders in memory without room for another byte.
     """
 
     output: str
@@ -52,6 +54,7 @@ class CommandResult:
     ended: str
     restarted: bool = False
     killed: int = 0
+    full: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,16 @@ def agent_spec(
 class Shell:
     """See the module. One call at a time; every method raises SandboxLost when the sandbox has ended."""
 
-    def __init__(self, sandbox: Sandbox, gate: Gate | None, frozen: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        gate: Gate | None,
+        frozen: Callable[[], None] = lambda: None,
+        disk: DiskWatch | None = None,
+    ) -> None:
         """`frozen` is called now and then while the sandbox is frozen: whoever froze it may have been killed."""
         self.sandbox = sandbox
+        self._disk = disk
         self._gate = gate
         self._frozen = frozen
         self._received = b""
@@ -136,7 +146,8 @@ class Shell:
             output = "\n".join((_text(head).rstrip("\n"), line, _text(tail)))
         kills = self.sandbox.memory_kills()
         killed, self._kills = kills - self._kills, kills
-        return CommandResult(output, answer["exit_code"], answer["ended"], answer["restarted"], killed)
+        full = tuple(answer["full"])
+        return CommandResult(output, answer["exit_code"], answer["ended"], answer["restarted"], killed, full)
 
     def _send(self, message: Message) -> None:
         text = json.dumps(message).encode()
@@ -149,6 +160,9 @@ class Shell:
         """The next frame. After `timeout` unfrozen seconds what runs is stopped; then it must come soon."""
         left, stopping = timeout, False
         while (frame := self._frame()) is None:
+            if self._disk is not None and self._disk.exceeded.is_set():
+                self._send({"do": "stop", "why": "disk"})  # before it is thawed
+                self._disk.relieve()
             left -= self._wait(left, gate)
             if left > 0:
                 continue

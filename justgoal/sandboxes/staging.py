@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from justgoal import owners
 from justgoal.errors import Fatal
 
 PYTHON = "/opt/python"
@@ -42,10 +43,9 @@ class Stage:
 
 
 def neutral_folder() -> Path:
-    """Where everything lies that is mounted into sandboxes; every user may enter it, only we write it."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/justgoal")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "justgoal"
+    """Where everything lies that is mounted into sandboxes: only we write it, and its name, which can be seen inside,
+    says no more than a number."""
+    return Path("/var/lib/justgoal") if os.geteuid() == 0 else owners.private_folder(Path("/var/tmp"))
 
 
 def use() -> int:
@@ -84,7 +84,7 @@ def _lock() -> int:
 def stage() -> Stage:
     """The staged interpreter and packages of this process, built now if they are not there yet (1 to 2 s)."""
     packages = _packages()
-    key = hashlib.sha256("\n".join((_LAYOUT, *_identity(packages))).encode()).hexdigest()[:16]
+    key = name(packages)
     home = neutral_folder() / "stage"
     if not (home / key).is_dir():
         with _building(home) as (temporary, finish):
@@ -93,6 +93,11 @@ def stage() -> Stage:
             finish(key)
     shared = bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
     return Stage(home / key / "python", home / key / "venv", shared)
+
+
+def name(packages: list[metadata.Distribution]) -> str:
+    """Of what is staged from this interpreter and these packages."""
+    return hashlib.sha256("\n".join((_LAYOUT, *_identity(packages))).encode()).hexdigest()[:16]
 
 
 def stage_tree(source: Path) -> Path:
