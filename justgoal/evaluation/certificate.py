@@ -21,6 +21,7 @@ from justgoal.evaluation.evaluator import Evaluator, threads
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport
 from justgoal.sandboxes import Engine
+from justgoal.sandboxes.gpus import Gpu
 from justgoal.storage import write_json
 from justgoal.tasks import contract
 
@@ -35,6 +36,23 @@ def run(*arguments, out):
     end = time.clock_gettime(time.CLOCK_MONOTONIC) + {seconds}
     while time.clock_gettime(time.CLOCK_MONOTONIC) < end:
         pass
+    return out
+"""
+CUDA_SPIN = """
+import triton
+from triton.language.extra.cuda import globaltimer
+
+
+@triton.jit
+def spin(nanoseconds):
+    end = globaltimer() + nanoseconds
+    now = globaltimer()
+    while now < end:
+        now = globaltimer()
+
+
+def run(*arguments, out):
+    spin[(1,)](round({seconds} * 1e9))
     return out
 """
 VALID = 24 * 3600.0
@@ -112,23 +130,24 @@ def stored(device: str) -> Certificate | None:
     return certificate if holds else None
 
 
-def current(engine: Engine, device: str) -> Certificate:
+def current(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
     """The one that holds, measured now unless there is one. The caller holds the device."""
     certificate = stored(device)
     if certificate is None:
-        certificate = measure(engine, device)
+        certificate = measure(engine, device, gpu)
         with suppress(OSError):  # a machine without such a folder measures each time
             file(device).parent.mkdir(parents=True, exist_ok=True)
             write_json(file(device), {**_circumstances(), "certificate": certificate.to_json()})
     return certificate
 
 
-def measure(engine: Engine, device: str) -> Certificate:
+def measure(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
     """About a minute; see probing.py and noise.py."""
-    spins = {seconds: Solution({"solution.py": SPIN.format(seconds=seconds).encode()}) for seconds in SPINS}
+    source = CUDA_SPIN if gpu else SPIN
+    spins = {seconds: Solution({"solution.py": source.format(seconds=seconds).encode()}) for seconds in SPINS}
     null, clock = {}, {}
     for probe in PROBES:
-        with closing(Evaluator(contract.task(str(probe)), engine)) as evaluator:
+        with closing(Evaluator(contract.task(str(probe)), engine, gpu=gpu)) as evaluator:
             readings = evaluator.probe(spins)
         null[probe.name], clock[probe.name] = readings["null"], readings["clock"]
     return Certificate.of(device, null, clock)

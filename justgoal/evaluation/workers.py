@@ -16,7 +16,7 @@ from typing import Any
 
 from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.clock import CallFailed, Party
-from justgoal.evaluation.memory import Block, Field, sealed
+from justgoal.evaluation.memory import Block, Field, Memory, sealed
 from justgoal.evaluation.worker import PACK
 from justgoal.freezer import Freezer
 
@@ -33,13 +33,15 @@ class Worker(Party):
     `meanwhile`, which does a piece of work and says whether more is left, is called while a build is waited for.
     """
 
+    block: type[Memory] = Block
+
     def __init__(self, workers: "Workers", number: int, descriptors: Sequence[int]) -> None:
         channel, write_fd, read_fd, *pipe = descriptors
         super().__init__(
             socket.socket(fileno=channel),
             Freezer(write_fd, read_fd, workers.freezer_version),
-            Block(workers.arguments, writable_by_worker=False),
-            Block(workers.outputs, writable_by_worker=True),
+            self.block(workers.arguments, writable_by_worker=False),
+            self.block(workers.outputs, writable_by_worker=True),
         )
         self._workers = workers
         self._number = number
@@ -128,8 +130,14 @@ class Workers:
     """Starts workers for one workload: `arguments` and `outputs` say what crosses."""
 
     def __init__(
-        self, runtime: socket.socket, arguments: Sequence[Field], outputs: Sequence[Field], threads: int
+        self,
+        runtime: socket.socket,
+        arguments: Sequence[Field],
+        outputs: Sequence[Field],
+        threads: int,
+        worker: type[Worker] = Worker,
     ) -> None:
+        self._worker = worker
         self.runtime = runtime
         self.arguments = arguments
         self.outputs = outputs
@@ -163,7 +171,7 @@ class Workers:
         for tree in trees:
             answer, descriptors = self.ask({"op": "start", "role": role})
             self.freezer_version = answer["freezer"]
-            worker = Worker(self, answer["id"], descriptors)
+            worker = self._worker(self, answer["id"], descriptors)
             worker.setup(tree, self.threads)
             started.append(worker)
         return started

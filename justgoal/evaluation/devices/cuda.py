@@ -1,0 +1,241 @@
+"""Solutions on a CUDA device: the device's time behind a gate that the judge opens, borne out by the judge's clock.
+
+A window: inputs are written, masked under a fresh key, and caches flushed while the worker is frozen; the doorbell is
+rung, and the worker enqueues a gate, the unmasking and the whole call. When it has said so, or after ISSUE_LIMIT, the
+clock starts, and the gate is opened with the key: nothing that depends on the inputs can have happened before. The
+clock stops with the checksum of the outputs under a key that is revealed when the device is said to be idle, so that
+outputs are final by then. A blank's window, which does all this around an empty call, is subtracted.
+
+The worker's events repeat better than the judge's clock (0.2 % against some microseconds), so they are the figure; a
+solution whose windows are longer than its events say by more than the clock's tolerance is refused.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from justgoal.evaluation.clock import WARM_SECONDS, CallFailed
+from justgoal.evaluation.devices import Reading, subtracted
+from justgoal.evaluation.devices.cuda_driver import Cuda
+from justgoal.evaluation.devices.cuda_worker import (
+    ANSWER,
+    ASKED,
+    DONE,
+    ISSUED,
+    KEY,
+    OPENED,
+    PAGE,
+    SCALARS,
+    SUM_KEY,
+)
+from justgoal.evaluation.memory import F_ADD_SEALS, SEALED_SIZE, Field, arrange
+from justgoal.evaluation.worker import OK, tensors
+from justgoal.evaluation.workers import Worker, Workers
+
+ISSUE_LIMIT = 0.02
+"""Seconds after which a gate opens although the call is not enqueued: one that waits for the device needs that."""
+TOLERANCE = 20e-6, 0.01
+"""By how much windows may be longer than events say: seconds, and a share of what they say."""
+BLANK_LIMIT = 5.0
+FLUSHED = 4
+"""How many times the size of the shared cache is written to flush it."""
+
+
+class CudaBlock:
+    """Memory of the judge on the device; see Block. What workers only read is masked, `key` being that of its contents.
+
+    `scalars` are those of what was written, which a worker gets as numbers: reading them from the device would wait.
+    """
+
+    cuda: Cuda
+
+    def __init__(self, fields: Sequence[Field], *, writable_by_worker: bool) -> None:
+        self.layout, self.length = arrange(fields)
+        self._shared = self.cuda.create(self.length)
+        self.descriptor, self.size = self._shared.descriptor, self._shared.size
+        self._masked = not writable_by_worker
+        self._bytes = (
+            torch.zeros(self.length, dtype=torch.uint8, device="cuda") if self._masked else self._shared.bytes()
+        )
+        self._views = tensors(self._bytes, self.layout)
+        self.key = bytes(32)
+        self.scalars: list[tuple[int, bytes]] = []
+
+    def write(self, values: Sequence[Any]) -> None:
+        self.scalars = []
+        for index, (view, value, item) in enumerate(zip(self._views, values, self.layout, strict=True)):
+            view.copy_(value) if isinstance(value, torch.Tensor) else view.fill_(value)
+            if item["scalar"]:
+                wide = torch.float64 if view.is_floating_point() else torch.int64
+                self.scalars.append((index, view.cpu().to(wide).numpy().tobytes()))
+        self.key = secrets.token_bytes(32)
+        key = torch.frombuffer(bytearray(self.key), dtype=torch.int64).cuda()
+        self.cuda.mask(self._bytes.data_ptr(), self._shared.address, self.length, key)
+        torch.cuda.synchronize()
+
+    def poison(self) -> None:
+        self._bytes.fill_(0xFF)
+        torch.cuda.synchronize()
+
+    def read(self) -> list[torch.Tensor]:
+        return [view.cpu() for view in self._views]
+
+    def checksum(self, key: int) -> int:
+        total = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.cuda.checksum(self._shared.address, self.length, key, total)
+        return int(total.item()) & (1 << 64) - 1
+
+    def close(self) -> None:
+        del self._bytes, self._views
+        torch.cuda.synchronize()
+        self._shared.close()
+        os.close(self.descriptor)
+
+
+class CudaWorker(Worker):
+    """`claimed`: seconds of the device for the last call, by the worker's own account."""
+
+    block = CudaBlock
+    inputs: CudaBlock
+    outputs: CudaBlock
+
+    def __init__(self, workers: Workers, number: int, descriptors: Sequence[int]) -> None:
+        super().__init__(workers, number, descriptors)
+        self._page_file = os.memfd_create("page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._page_file, PAGE)
+        fcntl.fcntl(self._page_file, F_ADD_SEALS, SEALED_SIZE)
+        self._page = mmap.mmap(self._page_file, PAGE)
+        self._words = memoryview(self._page).cast("Q")
+        self._calls = 0
+        self.claimed = 0.0
+
+    def messages(self) -> tuple[dict[str, Any], list[int]]:
+        message, descriptors = super().messages()
+        sizes = {
+            "input_size": self.inputs.size,
+            "input_bytes": self.inputs.length,
+            "output_size": self.outputs.size,
+            "output_bytes": self.outputs.length,
+        }
+        return {**message, **sizes}, [*descriptors, self._page_file]
+
+    def call(self, limit: float) -> float:
+        self._calls += 1
+        key = secrets.randbits(64)
+        self._page[8 * KEY : 8 * KEY + 32] = self.inputs.key
+        for index, value in self.inputs.scalars:
+            self._page[8 * (SCALARS + index) : 8 * (SCALARS + index) + 8] = value
+        self._words[SUM_KEY] = key
+        self._ring()
+        self.freezer.order(False)
+        try:
+            issued = self._expect(ISSUED, ISSUE_LIMIT, may_be_late=True)
+            start = time.perf_counter_ns()
+            self._words[OPENED] = self._calls
+            if not issued:
+                self._expect(ISSUED, limit)
+            self._expect(DONE, limit)
+            self._words[ASKED] = self._calls
+            answer = self._next(limit)
+            end = time.perf_counter_ns()
+        finally:
+            self._words[OPENED] = self._calls
+            self.freezer.freeze()
+        self.claimed = self._believed(answer, key)
+        return (end - start) * 1e-9
+
+    def _expect(self, word: bytes, limit: float, *, may_be_late: bool = False) -> bool:
+        """Whether the worker said this word in time."""
+        answer, late = self._spun(limit)
+        if late and may_be_late:
+            return False
+        if late:
+            raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
+        if answer != word:
+            raise self.failed(answer)
+        return True
+
+    def _next(self, limit: float) -> bytes:
+        answer, late = self._spun(limit)
+        if late:
+            raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
+        return answer
+
+    def _spun(self, limit: float) -> tuple[bytes, bool]:
+        """As `answer`, without sleeping: a wake-up takes as long as a kernel. A build may take its time."""
+        if self._pipe is not None:
+            return self.answer(limit)
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            try:
+                return self.channel.recv(4096, socket.MSG_DONTWAIT), False
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                return b"", False
+        return b"", True
+
+    def _believed(self, answer: bytes, key: int) -> float:
+        if len(answer) != ANSWER.size or not answer.startswith(OK):
+            raise self.failed(answer)
+        _, seconds, checksum = ANSWER.unpack(answer)
+        if checksum != self.outputs.checksum(key):
+            raise CallFailed("wrong", "its outputs changed after it had said that they were complete")
+        if not 0 <= seconds < float("inf"):
+            raise CallFailed("wrong", "the device's time that it reports is no time")
+        return float(seconds)
+
+    def close(self) -> None:
+        super().close()
+        self._words.release()
+        self._page.close()
+        os.close(self._page_file)
+
+
+class CudaHardware:
+    worker = CudaWorker
+
+    def __init__(self) -> None:
+        CudaBlock.cuda = Cuda()
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        self._scratch = torch.zeros(FLUSHED * cache, dtype=torch.uint8, device="cuda")
+
+    def blank(self, workers: Workers, tree: int) -> Worker:
+        """With the memory of the workload: unmasking it and summing it up is part of every window."""
+        return workers.start([tree])[0]
+
+    def flush(self) -> None:
+        self._scratch.add_(1)
+        torch.cuda.synchronize()
+
+    def warm_up(self, blank: Worker) -> None:
+        end = time.monotonic() + WARM_SECONDS
+        while time.monotonic() < end:
+            self.cost(blank, 0.0)
+
+    def cost(self, blank: Worker, seconds: float) -> Reading:
+        return self.read(blank, blank.call(BLANK_LIMIT))
+
+    def read(self, worker: Worker, window: float) -> Reading:
+        assert isinstance(worker, CudaWorker)
+        return Reading(worker.claimed, window)
+
+    def settle(self, readings: Sequence[Reading], costs: Sequence[Reading]) -> list[float]:
+        """Two events with nothing between them are some microseconds apart, which is subtracted."""
+        seconds, hidden = (
+            statistics.median(map(figure, readings)) - statistics.median(map(figure, costs))
+            for figure in (lambda r: r.seconds, lambda r: r.window - r.seconds)
+        )
+        if hidden > TOLERANCE[0] + TOLERANCE[1] * seconds:
+            raise CallFailed(
+                "wrong", f"by the judge's clock a call takes {hidden * 1e6:.0f} us longer than its events say"
+            )
+        return subtracted(readings, costs)
