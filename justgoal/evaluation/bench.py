@@ -11,7 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,11 +132,12 @@ class Bench:
         with undisturbed():
             self._hardware.warm_up(self._blank.worker)
             for draw in draws:
+                here = replace(draw, inputs=self._hardware.resident(draw.inputs))
                 for index in random.sample(range(len(parties)), len(parties)):
-                    readings[index].append(self._timed(parties[index], draw))
+                    readings[index].append(self._timed(parties[index], here))
                     if seen is not None:
                         seen(parties[index], draw)
-                costs.append(self._cost(parties[-1], draw, min(row[-1].seconds for row in readings)))
+                costs.append(self._cost(parties[-1], here, min(row[-1].seconds for row in readings)))
         return [self._settled(party, row, costs) for party, row in zip(parties, readings, strict=True)]
 
     def _timed(self, party: Party, draw: Draw) -> Reading:

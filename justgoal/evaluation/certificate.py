@@ -38,6 +38,8 @@ def run(*arguments, out):
         pass
     return out
 """
+CUDA_WORKLOADS = {"softmax": "r4096_c4096", "product": "m2048"}
+CUDA_SPINS = (0.0, *SPINS)
 CUDA_SPIN = """
 import triton
 from triton.language.extra.cuda import globaltimer
@@ -143,14 +145,23 @@ def current(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
 
 def measure(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
     """About a minute; see probing.py and noise.py."""
-    source = CUDA_SPIN if gpu else SPIN
-    spins = {seconds: Solution({"solution.py": source.format(seconds=seconds).encode()}) for seconds in SPINS}
+    source, lengths = (CUDA_SPIN, CUDA_SPINS) if gpu else (SPIN, SPINS)
+    spins = {seconds: Solution({"solution.py": source.format(seconds=seconds).encode()}) for seconds in lengths}
     null, clock = {}, {}
     for probe in PROBES:
-        with closing(Evaluator(contract.task(str(probe)), engine, gpu=gpu)) as evaluator:
+        name = f"{probe}/{CUDA_WORKLOADS[probe.name]}" if gpu else str(probe)
+        with closing(Evaluator(contract.task(name), engine, gpu=gpu)) as evaluator:
             readings = evaluator.probe(spins)
-        null[probe.name], clock[probe.name] = readings["null"], readings["clock"]
+        null[probe.name] = readings["null"]
+        clock[probe.name] = _beyond_launch(readings["clock"]) if gpu else readings["clock"]
     return Certificate.of(device, null, clock)
+
+
+def _beyond_launch(errors: list[float]) -> list[float]:
+    """A kernel takes a little longer than what it does, whoever wrote it: as long as one that spins for no time."""
+    count = len(CUDA_SPINS)
+    blocks = [errors[first : first + count] for first in range(0, len(errors), count)]
+    return [error - launch for launch, *rest in blocks for error in rest]
 
 
 def _circumstances() -> dict[str, Any]:

@@ -26,7 +26,7 @@ from justgoal.tasks.contract import Task
 PYTHON = "/opt/venv/bin/python"
 CACHE = "/solution/.cache"
 BLANK = Path(__file__).with_name("blank.py").read_bytes()
-CUDA_BLANK = b"def run(*arguments, out):\n    return out\n"
+CUDA_BLANK = Path(__file__).with_name("devices").joinpath("cuda_blank.py").read_bytes()
 CUDA_WORKER = ("devices/cuda_worker.py", "devices/cuda_driver.py", "worker.py")
 """What a worker on a CUDA device gets of this folder; it is started with the first."""
 TREE_ROOM = 1 << 30

@@ -6,7 +6,7 @@ what a figure is: on a CPU the judge's clock alone, on a GPU the device's time a
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from justgoal.evaluation.workers import Worker, Workers
 
@@ -19,11 +19,15 @@ class Reading(NamedTuple):
 
 
 class Hardware(Protocol):
-    worker: type[Worker]
-    """The judge's end of a worker: its memory, and how a window is opened on it."""
+    @property
+    def worker(self) -> type[Worker]:
+        """The judge's end of a worker: its memory, and how a window is opened on it."""
 
     def blank(self, workers: Workers, tree: int) -> Worker:
         """Start the party that does nothing, from the tree of blank.py or its like; it is still to be imported."""
+
+    def resident(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The same where writing them is quickest: each is written once for every party."""
 
     def flush(self) -> None:
         """Evict what the last party left in the caches; everybody is frozen meanwhile."""

@@ -1,6 +1,7 @@
 """Solutions on the CPU: sealed memory files, and nothing but the judge's clock (see clock.py)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from justgoal.evaluation import clock
 from justgoal.evaluation.devices import Reading, subtracted
@@ -17,6 +18,9 @@ class CpuHardware:
     def blank(self, workers: Workers, tree: int) -> Worker:
         seconds = [Field("seconds", "float64", (1,))]
         return Workers(workers.runtime, seconds, seconds, workers.threads).start([tree])[0]
+
+    def resident(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return inputs
 
     def warm_up(self, blank: Worker) -> None:
         clock.warm_up(blank)

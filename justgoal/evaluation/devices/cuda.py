@@ -4,7 +4,7 @@ A window: inputs are written, masked under a fresh key, and caches flushed while
 rung, and the worker enqueues a gate, the unmasking and the whole call. When it has said so, or after ISSUE_LIMIT, the
 clock starts, and the gate is opened with the key: nothing that depends on the inputs can have happened before. The
 clock stops with the checksum of the outputs under a key that is revealed when the device is said to be idle, so that
-outputs are final by then. A blank's window, which does all this around an empty call, is subtracted.
+outputs are final by then. The window of a blank that spins on the device for about as long is subtracted.
 
 The worker's events repeat better than the judge's clock (0.2 % against some microseconds), so they are the figure; a
 solution whose windows are longer than its events say by more than the clock's tolerance is refused.
@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import statistics
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,8 @@ from justgoal.evaluation.workers import Worker, Workers
 
 ISSUE_LIMIT = 0.02
 """Seconds after which a gate opens although the call is not enqueued: one that waits for the device needs that."""
+SETTLED = 0.001
+"""Seconds after the thaw before which no gate opens: the threads of the worker wake up one after the other."""
 TOLERANCE = 20e-6, 0.01
 """By how much windows may be longer than events say: seconds, and a share of what they say."""
 BLANK_LIMIT = 5.0
@@ -136,8 +139,11 @@ class CudaWorker(Worker):
         self._words[SUM_KEY] = key
         self._ring()
         self.freezer.order(False)
+        settled = time.perf_counter() + SETTLED
         try:
             issued = self._expect(ISSUED, ISSUE_LIMIT, may_be_late=True)
+            while time.perf_counter() < settled:
+                pass
             start = time.perf_counter_ns()
             self._words[OPENED] = self._calls
             if not issued:
@@ -204,24 +210,38 @@ class CudaHardware:
     worker = CudaWorker
 
     def __init__(self) -> None:
+        self._empty = 0.0
         CudaBlock.cuda = Cuda()
         cache = torch.cuda.get_device_properties(0).L2_cache_size
         self._scratch = torch.zeros(FLUSHED * cache, dtype=torch.uint8, device="cuda")
 
     def blank(self, workers: Workers, tree: int) -> Worker:
-        """With the memory of the workload: unmasking it and summing it up is part of every window."""
-        return workers.start([tree])[0]
+        """With the memory of the workload, whose unmasking and summing up is part of every window, and its length."""
+        arguments = [*workers.arguments, Field("seconds", "float64", (1,), scalar=True)]
+        return Workers(workers.runtime, arguments, workers.outputs, workers.threads, CudaWorker).start([tree])[0]
+
+    def resident(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return [value.cuda() if isinstance(value, torch.Tensor) else value for value in inputs]
 
     def flush(self) -> None:
         self._scratch.add_(1)
         torch.cuda.synchronize()
 
     def warm_up(self, blank: Worker) -> None:
+        """They also say how far two events are apart with nothing between them."""
         end = time.monotonic() + WARM_SECONDS
+        claimed = []
         while time.monotonic() < end:
-            self.cost(blank, 0.0)
+            claimed.append(self._call(blank, 0.0).seconds)
+        self._empty = statistics.median(claimed)
 
     def cost(self, blank: Worker, seconds: float) -> Reading:
+        reading = self._call(blank, seconds)
+        return Reading(self._empty, reading.window - (reading.seconds - self._empty))
+
+    def _call(self, blank: Worker, seconds: float) -> Reading:
+        assert isinstance(blank, CudaWorker)
+        blank.inputs.scalars = [(len(blank.inputs.layout) - 1, struct.pack("<d", seconds))]
         return self.read(blank, blank.call(BLANK_LIMIT))
 
     def read(self, worker: Worker, window: float) -> Reading:
@@ -229,12 +249,10 @@ class CudaHardware:
         return Reading(worker.claimed, window)
 
     def settle(self, readings: Sequence[Reading], costs: Sequence[Reading]) -> list[float]:
-        """Two events with nothing between them are some microseconds apart, which is subtracted."""
-        seconds, hidden = (
-            statistics.median(map(figure, readings)) - statistics.median(map(figure, costs))
-            for figure in (lambda r: r.seconds, lambda r: r.window - r.seconds)
-        )
-        if hidden > TOLERANCE[0] + TOLERANCE[1] * seconds:
+        own = statistics.median(reading.window - reading.seconds for reading in readings)
+        hidden = own - statistics.median(cost.window - cost.seconds for cost in costs)
+        claimed = statistics.median(reading.seconds for reading in readings)
+        if hidden > TOLERANCE[0] + TOLERANCE[1] * claimed:
             raise CallFailed(
                 "wrong", f"by the judge's clock a call takes {hidden * 1e6:.0f} us longer than its events say"
             )

@@ -105,8 +105,7 @@ class Cuda:
     """The device that torch uses, in torch's own context."""
 
     def __init__(self) -> None:
-        torch.cuda.init()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # makes the context
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._location = _Location(ON_DEVICE, torch.cuda.current_device())
         self._processors = torch.cuda.get_device_properties(0).multi_processor_count

@@ -46,7 +46,7 @@ def caller(channel: socket.socket, setup: dict[str, Any], descriptors: Sequence[
     total = torch.zeros(1, dtype=torch.int64, device="cuda")
     arguments = worker.tensors(plain, setup["arguments"])
     run = worker.solution(setup, worker.tensors(written.bytes(), setup["outputs"]))
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     number = 0
 
     def given() -> list[Any]:
@@ -73,7 +73,7 @@ def caller(channel: socket.socket, setup: dict[str, Any], descriptors: Sequence[
         while words[ASKED] != number:
             pass
         cuda.checksum(written.address, setup["output_bytes"], words[SUM_KEY], total)
-        found = total.item() & (1 << 64) - 1
+        found = int(total.item()) & (1 << 64) - 1
         return ANSWER.pack(worker.OK, begun.elapsed_time(ended) * 1e-3, found)
 
     cuda.checksum(written.address, setup["output_bytes"], 0, total)  # loads what the first call would load
