@@ -1,13 +1,14 @@
 """Solutions on a CUDA device: the device's time behind a gate that the judge opens, borne out by the judge's clock.
 
 A window: inputs are written, masked under a fresh key, and caches flushed while the worker is frozen; the doorbell is
-rung, and the worker enqueues a gate, the unmasking and the whole call. When it has said so, or after ISSUE_LIMIT, the
-clock starts, and the gate is opened with the key: nothing that depends on the inputs can have happened before. The
-clock stops with the checksum of the outputs under a key that is revealed when the device is said to be idle, so that
-outputs are final by then. The window of a blank that spins on the device for about as long is subtracted.
+rung, and the worker enqueues a gate, the unmasking, the whole call and a checksum of the outputs under another key.
+When it has said so, or after ISSUE_LIMIT, the clock starts, and the gate is opened with both keys: nothing that depends
+on the inputs can have happened before. The clock stops when the device has written the checksum into the judge's page,
+for which no process has to wake up. It must be that of the outputs that the judge then finds, so they were final by
+then. The window of a blank that spins on the device for about as long is subtracted.
 
-The worker's events repeat better than the judge's clock (0.2 % against some microseconds), so they are the figure; a
-solution whose windows are longer than its events say by more than the clock's tolerance is refused.
+The worker's events repeat better than the judge's clock, so they are the figure; a solution whose windows are longer
+than its events say by more than the clock's tolerance is refused.
 """
 
 import fcntl
@@ -25,18 +26,8 @@ import torch
 
 from justgoal.evaluation.clock import WARM_SECONDS, CallFailed
 from justgoal.evaluation.devices import Reading, subtracted
-from justgoal.evaluation.devices.cuda_driver import Cuda
-from justgoal.evaluation.devices.cuda_worker import (
-    ANSWER,
-    ASKED,
-    DONE,
-    ISSUED,
-    KEY,
-    OPENED,
-    PAGE,
-    SCALARS,
-    SUM_KEY,
-)
+from justgoal.evaluation.devices.cuda_driver import FINISHED, KEY, OPENED, SCALARS, SUM, SUM_KEY, Cuda
+from justgoal.evaluation.devices.cuda_worker import ANSWER, ISSUED, PAGE
 from justgoal.evaluation.memory import F_ADD_SEALS, SEALED_SIZE, Field, arrange
 from justgoal.evaluation.worker import OK, tensors
 from justgoal.evaluation.workers import Worker, Workers
@@ -45,9 +36,11 @@ ISSUE_LIMIT = 0.02
 """Seconds after which a gate opens although the call is not enqueued: one that waits for the device needs that."""
 SETTLED = 0.001
 """Seconds after the thaw before which no gate opens: the threads of the worker wake up one after the other."""
-TOLERANCE = 20e-6, 0.01
+TOLERANCE = 10e-6, 0.005
 """By how much windows may be longer than events say: seconds, and a share of what they say."""
 BLANK_LIMIT = 5.0
+POLLS, GLANCE = 200, 1e-6
+"""How often the judge looks at its page before it looks at the channel, and for how many seconds it looks there."""
 FLUSHED = 4
 """How many times the size of the shared cache is written to flush it."""
 
@@ -92,9 +85,11 @@ class CudaBlock:
         return [view.cpu() for view in self._views]
 
     def checksum(self, key: int) -> int:
-        total = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.cuda.checksum(self._shared.address, self.length, key, total)
-        return int(total.item()) & (1 << 64) - 1
+        """As the device would write it."""
+        keys = torch.frombuffer(bytearray(struct.pack("<4QQ", 0, 0, 0, 0, key)), dtype=torch.int64).cuda()
+        state, page = (torch.zeros(PAGE // 8, dtype=torch.int64, device="cuda") for _ in range(2))
+        self.cuda.checksum(self._shared.address, self.length, keys, state, page.data_ptr(), 0)
+        return int(page[SUM].item()) & (1 << 64) - 1
 
     def close(self) -> None:
         del self._bytes, self._views
@@ -118,6 +113,7 @@ class CudaWorker(Worker):
         self._page = mmap.mmap(self._page_file, PAGE)
         self._words = memoryview(self._page).cast("Q")
         self._calls = 0
+        self._sum = 0
         self.claimed = 0.0
 
     def messages(self) -> tuple[dict[str, Any], list[int]]:
@@ -133,71 +129,74 @@ class CudaWorker(Worker):
     def call(self, limit: float) -> float:
         self._calls += 1
         key = secrets.randbits(64)
-        self._page[8 * KEY : 8 * KEY + 32] = self.inputs.key
         for index, value in self.inputs.scalars:
             self._page[8 * (SCALARS + index) : 8 * (SCALARS + index) + 8] = value
-        self._words[SUM_KEY] = key
         self._ring()
         self.freezer.order(False)
         settled = time.perf_counter() + SETTLED
         try:
-            issued = self._expect(ISSUED, ISSUE_LIMIT, may_be_late=True)
+            issued = self._issued(ISSUE_LIMIT)
             while time.perf_counter() < settled:
                 pass
             start = time.perf_counter_ns()
+            self._page[8 * KEY : 8 * KEY + 32] = self.inputs.key
+            self._words[SUM_KEY] = key
             self._words[OPENED] = self._calls
-            if not issued:
-                self._expect(ISSUED, limit)
-            self._expect(DONE, limit)
-            self._words[ASKED] = self._calls
-            answer = self._next(limit)
+            issued = self._finished(limit, issued)
             end = time.perf_counter_ns()
+            answer, late = self._spun(limit)
+            if answer == ISSUED and not issued:
+                answer, late = self._spun(limit)
         finally:
-            self._words[OPENED] = self._calls
             self.freezer.freeze()
-        self.claimed = self._believed(answer, key)
+        self.claimed = self._believed(answer, late, key)
         return (end - start) * 1e-9
 
-    def _expect(self, word: bytes, limit: float, *, may_be_late: bool = False) -> bool:
-        """Whether the worker said this word in time."""
+    def _issued(self, limit: float) -> bool:
+        """Whether the call is enqueued within `limit` seconds."""
         answer, late = self._spun(limit)
-        if late and may_be_late:
-            return False
-        if late:
-            raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
-        if answer != word:
+        if not late and answer != ISSUED:
             raise self.failed(answer)
-        return True
+        return not late
 
-    def _next(self, limit: float) -> bytes:
-        answer, late = self._spun(limit)
-        if late:
-            raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
-        return answer
+    def _finished(self, limit: float, issued: bool) -> bool:
+        """Wait for the device; whether the worker has said by then that the call is enqueued."""
+        end = time.monotonic() + limit
+        while True:
+            for _ in range(POLLS):
+                if self._words[FINISHED] == self._calls:
+                    self._sum = self._words[SUM]  # now: it counts only if it was there by the end of the window
+                    return issued
+            answer, late = self._spun(GLANCE)
+            if not late and (issued or answer != ISSUED):
+                raise self.failed(answer)
+            issued = issued or not late
+            if time.monotonic() > end:
+                raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
 
     def _spun(self, limit: float) -> tuple[bytes, bool]:
         """As `answer`, without sleeping: a wake-up takes as long as a kernel. A build may take its time."""
         if self._pipe is not None:
-            return self.answer(limit)
+            return self.answer(max(limit, 0.001))
         end = time.monotonic() + limit
-        while time.monotonic() < end:
+        while True:
             try:
                 return self.channel.recv(4096, socket.MSG_DONTWAIT), False
             except BlockingIOError:
-                pass
+                if time.monotonic() > end:
+                    return b"", True
             except ConnectionError:
                 return b"", False
-        return b"", True
 
-    def _believed(self, answer: bytes, key: int) -> float:
-        if len(answer) != ANSWER.size or not answer.startswith(OK):
+    def _believed(self, answer: bytes, late: bool, key: int) -> float:
+        if late or len(answer) != ANSWER.size or not answer.startswith(OK):
             raise self.failed(answer)
-        _, seconds, checksum = ANSWER.unpack(answer)
-        if checksum != self.outputs.checksum(key):
+        if self._sum != self.outputs.checksum(key):
             raise CallFailed("wrong", "its outputs changed after it had said that they were complete")
+        seconds: float = ANSWER.unpack(answer)[1]
         if not 0 <= seconds < float("inf"):
             raise CallFailed("wrong", "the device's time that it reports is no time")
-        return float(seconds)
+        return seconds
 
     def close(self) -> None:
         super().close()

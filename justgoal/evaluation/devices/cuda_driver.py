@@ -17,20 +17,24 @@ BLOCK = 64
 GATE_SECONDS = 60
 """A gate that nobody opens gives way after that long, so that a dead judge leaves no kernel that runs for ever."""
 
+OPENED, KEY, SUM_KEY, SUM, FINISHED, SCALARS = 0, 1, 5, 6, 7, 8
+"""Places in the judge's page, in words: the number of the call whose gate is open, the keys of its inputs (4 words) and
+of its checksum; from the device the checksum and the number of the call that has ended; the values of scalars."""
+
 SOURCE = r"""
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 __device__ u64 now() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
 
-// Waits until the judge has written `number` into its page, then fetches the key that lies behind it.
+// Waits until the judge has written `number` into its page, then fetches the keys that lie behind it.
 extern "C" __global__ void gate(const volatile u64 *page, u64 number, volatile u64 *key, u64 patience)
 {
     u64 begun = now();
-    while (page[0] != number)
+    while (page[OPENED] != number)
         if (now() - begun > patience) return;
     __threadfence_system();
-    for (int i = 0; i < 4; i++) key[i] = page[1 + i];
+    for (int i = 0; i < 5; i++) key[i] = page[KEY + i];
 }
 
 // to = from xor the key stream of ChaCha with 8 rounds: without the key no part of it can be known.
@@ -60,18 +64,28 @@ extern "C" __global__ void mask(const uint4 *from, uint4 *to, u64 blocks, const 
     }
 }
 
-// The sum of all words, each times an odd number that follows from the key.
-extern "C" __global__ void checksum(const u64 *words, u64 count, u64 key, u64 *sum)
+// The sum of all words, each times an odd number that follows from the last word of the key, into the judge's page, and
+// then the number of the call. `state`, a sum and a count of blocks, is zero before and after.
+extern "C" __global__ void checksum(const u64 *words, u64 count, const u64 *key, u64 *state, volatile u64 *page,
+                                    u64 number)
 {
     u64 total = 0;
     for (u64 n = blockIdx.x * (u64) blockDim.x + threadIdx.x; n < count; n += (u64) gridDim.x * blockDim.x) {
-        u64 z = key + n * 0x9e3779b97f4a7c15;
+        u64 z = key[4] + n * 0x9e3779b97f4a7c15;
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
         z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
         total += words[n] * ((z ^ (z >> 31)) | 1);
     }
     for (int other = 16; other; other /= 2) total += __shfl_down_sync(~0u, total, other);
-    if (threadIdx.x % 32 == 0) atomicAdd(sum, total);
+    if (threadIdx.x % 32 == 0) atomicAdd(state, total);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(state + 1, 1ull) == gridDim.x - 1) {
+        page[SUM] = atomicExch(state, 0ull);
+        atomicExch(state + 1, 0ull);
+        __threadfence_system();
+        page[FINISHED] = number;
+    }
 }
 
 extern "C" __global__ void spin(u64 nanoseconds)
@@ -160,13 +174,14 @@ class Cuda:
         self._launch("gate", 1, 1, page, number, key.data_ptr(), GATE_SECONDS * 10**9)
 
     def mask(self, source: int, target: int, size: int, key: torch.Tensor) -> None:
-        """Both ways: what is masked twice is as before. `size` is a multiple of BLOCK, `key` has 32 bytes."""
+        """Both ways: what is masked twice is as before. `size` is a multiple of BLOCK."""
         self._launch("mask", 4 * self._processors, 256, source, target, size // BLOCK, key.data_ptr())
 
-    def checksum(self, address: int, size: int, key: int, total: torch.Tensor) -> None:
-        """Into `total`, one word; size is a multiple of 8."""
-        total.zero_()
-        self._launch("checksum", 4 * self._processors, 256, address, size // 8, key, total.data_ptr())
+    def checksum(self, address: int, size: int, key: torch.Tensor, state: torch.Tensor, page: int, number: int) -> None:
+        """Of `size` bytes, a multiple of 8, into the page, and `number` after it."""
+        self._launch(
+            "checksum", 4 * self._processors, 256, address, size // 8, key.data_ptr(), state.data_ptr(), page, number
+        )
 
     def spin(self, seconds: float) -> None:
         self._launch("spin", 1, 1, round(seconds * 1e9))
@@ -212,7 +227,8 @@ def _compiled() -> bytes:
     [path, *_] = [*sorted(folder.glob("nvidia/*/lib/libnvrtc.so.*")), Path("libnvrtc.so")]
     nvrtc = ctypes.CDLL(str(path))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), SOURCE.encode(), b"judge.cu", 0, None, None)
+    places = f"enum {{ OPENED = {OPENED}, KEY = {KEY}, SUM = {SUM}, FINISHED = {FINISHED} }};\n"
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), (places + SOURCE).encode(), b"judge.cu", 0, None, None)
     target = b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability()
     if nvrtc.nvrtcCompileProgram(program, 1, (ctypes.c_char_p * 1)(target)):
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
