@@ -113,7 +113,7 @@ class CudaWorker(Worker):
         self._page = mmap.mmap(self._page_file, PAGE)
         self._words = memoryview(self._page).cast("Q")
         self._calls = 0
-        self._sum = 0
+        self._heard: list[bytes] = []
         self.claimed = 0.0
 
     def messages(self) -> tuple[dict[str, Any], list[int]]:
@@ -134,45 +134,49 @@ class CudaWorker(Worker):
         self._ring()
         self.freezer.order(False)
         settled = time.perf_counter() + SETTLED
+        self._heard = []
         try:
-            issued = self._issued(ISSUE_LIMIT)
+            self._hear(ISSUE_LIMIT)
             while time.perf_counter() < settled:
                 pass
             start = time.perf_counter_ns()
             self._page[8 * KEY : 8 * KEY + 32] = self.inputs.key
             self._words[SUM_KEY] = key
             self._words[OPENED] = self._calls
-            issued = self._finished(limit, issued)
+            found = self._finished(limit)
             end = time.perf_counter_ns()
-            answer, late = self._spun(limit)
-            if answer == ISSUED and not issued:
-                answer, late = self._spun(limit)
+            while len(self._heard) < 2:
+                if not self._hear(limit):
+                    raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
         finally:
             self.freezer.freeze()
-        self.claimed = self._believed(answer, late, key)
+        if found != self.outputs.checksum(key):
+            raise CallFailed("wrong", "its outputs changed after it had said that they were complete")
+        self.claimed = ANSWER.unpack(self._heard[1])[1]
+        if not 0 <= self.claimed < float("inf"):
+            raise CallFailed("wrong", "the device's time that it reports is no time")
         return (end - start) * 1e-9
 
-    def _issued(self, limit: float) -> bool:
-        """Whether the call is enqueued within `limit` seconds."""
-        answer, late = self._spun(limit)
-        if not late and answer != ISSUED:
-            raise self.failed(answer)
-        return not late
-
-    def _finished(self, limit: float, issued: bool) -> bool:
-        """Wait for the device; whether the worker has said by then that the call is enqueued."""
+    def _finished(self, limit: float) -> int:
+        """Wait for the device; the checksum that it has written. What comes later than this word does not count."""
         end = time.monotonic() + limit
-        while True:
+        while time.monotonic() < end:
             for _ in range(POLLS):
                 if self._words[FINISHED] == self._calls:
-                    self._sum = self._words[SUM]  # now: it counts only if it was there by the end of the window
-                    return issued
-            answer, late = self._spun(GLANCE)
-            if not late and (issued or answer != ISSUED):
-                raise self.failed(answer)
-            issued = issued or not late
-            if time.monotonic() > end:
-                raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
+                    return self._words[SUM]
+            self._hear(GLANCE)
+        raise CallFailed("timeout", f"a call had not ended after {limit:g} s")
+
+    def _hear(self, limit: float) -> bool:
+        """Whether the worker said something within `limit` seconds; CallFailed when that is not what comes next."""
+        said, late = self._spun(limit)
+        if late:
+            return False
+        answered = len(self._heard) == 1 and len(said) == ANSWER.size and said.startswith(OK)
+        if not answered and (self._heard or said != ISSUED):
+            raise self.failed(said)
+        self._heard.append(said)
+        return True
 
     def _spun(self, limit: float) -> tuple[bytes, bool]:
         """As `answer`, without sleeping: a wake-up takes as long as a kernel. A build may take its time."""
@@ -187,16 +191,6 @@ class CudaWorker(Worker):
                     return b"", True
             except ConnectionError:
                 return b"", False
-
-    def _believed(self, answer: bytes, late: bool, key: int) -> float:
-        if late or len(answer) != ANSWER.size or not answer.startswith(OK):
-            raise self.failed(answer)
-        if self._sum != self.outputs.checksum(key):
-            raise CallFailed("wrong", "its outputs changed after it had said that they were complete")
-        seconds: float = ANSWER.unpack(answer)[1]
-        if not 0 <= seconds < float("inf"):
-            raise CallFailed("wrong", "the device's time that it reports is no time")
-        return seconds
 
     def close(self) -> None:
         super().close()
