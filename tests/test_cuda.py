@@ -104,8 +104,10 @@ def test_a_triton_solution_is_accepted_and_measured(evaluator: Evaluator) -> Non
 
 
 def test_time_on_another_stream_is_not_hidden(evaluator: Evaluator) -> None:
+    """The checksum does not wait for that stream, and where it happens to be right the clock does not fit."""
     verdict = judged(evaluator, ASIDE)
-    assert (verdict.kind, verdict.reason[:34]) == ("wrong", "by the judge's clock a call takes ")
+    assert verdict.kind == "wrong"
+    assert verdict.reason.startswith(("its outputs changed after", "by the judge's clock a call takes "))
 
 
 def test_events_that_say_less_than_the_clock_are_not_believed(evaluator: Evaluator) -> None:
