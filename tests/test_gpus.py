@@ -42,10 +42,10 @@ def test_a_gpu_that_is_not_here_is_named(driver: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "line"),
     [
-        ("top_k_select", "error: there is no NVIDIA GPU on this machine (nvidia-smi -L)"),
+        ("top_k_select", "there is no NVIDIA GPU on this machine (nvidia-smi -L)"),
         (
             "gated_delta_net_prefill",
-            "error: gated_delta_net_prefill/ragged_4x8 is not for cuda: its operator names cpu",
+            "gated_delta_net_prefill/ragged_4x8 is not for cuda: its operator names cpu",
         ),
     ],
 )
@@ -56,7 +56,7 @@ def test_evaluate_says_why_it_cannot_use_a_gpu(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == f"{line}\n"
+    assert capsys.readouterr().err == f"error: {line}\n"
 
 
 @pytest.mark.parametrize(
