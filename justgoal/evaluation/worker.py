@@ -57,13 +57,16 @@ def mapped(memory: mmap.mmap) -> torch.Tensor:
 
 
 def tensors(data: torch.Tensor, layout: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
-    """Views of these bytes as the layout says; a scalar is a one-element tensor there."""
-    views = []
+    """Tensors on these bytes as the layout says; a scalar is a one-element tensor there.
+
+    Each has a storage of its own, by way of DLPack: torch.compile takes tensors with one storage for one.
+    """
+    made = []
     for item in layout:
         dtype = getattr(torch, item["dtype"])
-        part = data[item["offset"] :][: item["count"] * dtype.itemsize]
-        views.append(part.view(dtype).reshape(item["shape"]))
-    return views
+        part = torch.from_dlpack(data[item["offset"] :][: item["count"] * dtype.itemsize])
+        made.append(part.view(dtype).reshape(item["shape"]))
+    return made
 
 
 def unpack(descriptor: int) -> None:
