@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all test-engines lint bench clean-venv
+.PHONY: setup demo test test-all test-engines test-gpu lint bench clean-venv
 
 setup:
 	@./setup.sh
@@ -28,6 +28,10 @@ test-all: lint
 # What test-all leaves out for its time: whole runs and every judgement once more, in Docker, and what takes a minute each.
 test-engines: setup
 	CI=true $(BIN)/pytest -m thorough
+
+# On a machine with an NVIDIA GPU, torch for CUDA and nvcc.
+test-gpu: setup
+	CI=true $(BIN)/pytest tests/test_cuda.py tests/test_cuda_window.py
 
 # Half an hour on an idle machine.
 bench: setup

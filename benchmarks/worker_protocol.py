@@ -21,6 +21,7 @@ from justgoal.evaluation import certificate
 from justgoal.evaluation.certificate import PROBES, SPIN
 from justgoal.evaluation.evaluator import compute_environment
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
+from justgoal.sandboxes.gpus import Gpu
 
 SPINS = (0.0002, 0.001, 0.01, 0.1)
 SLOWER = """
@@ -50,13 +51,13 @@ def run(*arguments):
 """
 
 
-def with_judge(body: Callable[[socket.socket], None]) -> None:
+def with_judge(body: Callable[[socket.socket], None], gpu: Gpu | None = None) -> None:
     """Run `body` where the judge would be: it asks for workers over the socket that it is given."""
     from justgoal.evaluation.evaluator import WorkerHost
     from justgoal.sandboxes.bubblewrap import Bubblewrap
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    host = WorkerHost(Bubblewrap())
+    host = WorkerHost(Bubblewrap(), gpu=gpu)
 
     def judge() -> None:
         try:
@@ -88,8 +89,8 @@ def clock() -> None:
 
     def body(runtime: socket.socket) -> None:
         workers = Workers(runtime, [Field("x", "float32", (1 << 20,))], [Field("y", "float32", (1,))], threads())
-        started = workers.start([sealed(_tar(SPIN.format(seconds=seconds).encode())) for seconds in SPINS])
-        [blank] = Workers(runtime, seconds_field, seconds_field, threads()).start([sealed(_tar(BLANK))])
+        started = workers.start([sealed(tar(SPIN.format(seconds=seconds).encode())) for seconds in SPINS])
+        [blank] = Workers(runtime, seconds_field, seconds_field, threads()).start([sealed(tar(BLANK))])
         for worker in [blank, *started]:
             worker.imported(IMPORT_LIMIT)
 
@@ -200,7 +201,7 @@ def _eager(probe: Path):  # type: ignore[no-untyped-def]
     return collect(probe / "experts" / "eager")
 
 
-def _tar(source: bytes) -> bytes:
+def tar(source: bytes) -> bytes:
     from justgoal.evaluation.collect import Solution
 
     return Solution({"solution.py": source}).tar()

@@ -106,11 +106,14 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole verdict as JSON.")] = False,
     engine: EngineName = None,
     image: Image = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(metavar="cpu|cuda", help="What it runs on: the first GPU, for cuda.")
+    ] = "cpu",
 ) -> None:
     """Judge a solution as in a run, without a model."""
     from justgoal import run as runtime
 
-    raise typer.Exit(runtime.evaluate(solution, task, as_json, engine, image))
+    raise typer.Exit(runtime.evaluate(solution, task, as_json, engine, image, device))
 
 
 @app.command()

@@ -42,7 +42,7 @@ from justgoal.events import (
 )  # fmt: skip
 from justgoal.models import Model
 from justgoal.narrator import Narrator
-from justgoal.sandboxes import UID, Engine, Limits, engines
+from justgoal.sandboxes import UID, Engine, Limits, engines, gpus
 from justgoal.sandboxes.disk import DiskWatch
 from justgoal.sandboxes.mounts import agent_folder, stage_tree
 from justgoal.sandboxes.shell import Shell, agent_spec
@@ -432,10 +432,18 @@ def _interruptible() -> Iterator[None]:
 
 
 def evaluate(
-    solution: Path, task_name: str, as_json: bool, engine_name: engines.Name | None = None, image: str | None = None
+    solution: Path,
+    task_name: str,
+    as_json: bool,
+    engine_name: engines.Name | None = None,
+    image: str | None = None,
+    device: str = DEVICE,
 ) -> int:
     """Judge a solution folder as in a run, without an agent; prints the verdict. Exit code 0 when it is correct."""
     task = contract.task(task_name)
+    if device not in task.operator.devices:
+        raise UsageError(f"{task.name} is not for {device}: its operator names {', '.join(task.operator.devices)}")
+    gpu = gpus.first() if device == "cuda" else None
     try:
         found = collect(solution)
     except InvalidSolution as problem:
@@ -444,10 +452,10 @@ def evaluate(
         raise UsageError(f"{solution} is no solution: solution.py defines no function run")
     with (
         closing(engines.choose(engine_name, image)) as engine,
-        closing(Evaluator(task, engine)) as evaluator,
-        Device(DEVICE).exclusive(),
+        closing(Evaluator(task, engine, gpu=gpu)) as evaluator,
+        Device(device).exclusive(),
     ):
-        noise = certificate.current(engine, DEVICE)
+        noise = certificate.current(engine, device, gpu)
         if not as_json:
             print(f"noise        {noise.sentence()}", flush=True)
         report = evaluator.open(rule=noise.rule)

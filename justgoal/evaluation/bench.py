@@ -7,20 +7,19 @@ champion (Lost), and is nobody's fault when a trusted party fails (EvaluatorFail
 import io
 import os
 import random
-import statistics
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from justgoal.errors import EvaluatorFailed
-from justgoal.evaluation.clock import CallFailed, Flush, cost, undisturbed, warm_up
+from justgoal.evaluation.clock import CallFailed, undisturbed
+from justgoal.evaluation.devices import Hardware, Reading, subtracted
 from justgoal.evaluation.draws import PUBLIC_SEED, Draw, Problem
-from justgoal.evaluation.memory import Field
 from justgoal.evaluation.workers import BUILD_LIMIT, IMPORT_LIMIT, Worker, Workers
 
 CANDIDATE, CHAMPION, EXPERT, BLANK = "candidate", "champion", "expert", "blank"
@@ -50,16 +49,17 @@ class Party:
 
 
 class Bench:
-    def __init__(self, problem: Problem, workers: Workers, blank: int, phase: Callable[[str], None]) -> None:
+    def __init__(
+        self, problem: Problem, workers: Workers, blank: int, phase: Callable[[str], None], hardware: Hardware
+    ) -> None:
         self.problem = problem
         self.phase = phase
         self.call_limit = FIRST_CALL_LIMIT
         self._lines = 0
         self._workers = workers
-        self._flush = Flush(workers.threads)
+        self._hardware = hardware
         self._awake = workers.keep_awake()
-        seconds = [Field("seconds", "float64", (1,))]
-        self._blank = Party(BLANK, Workers(workers.runtime, seconds, seconds, workers.threads).start([blank])[0])
+        self._blank = Party(BLANK, hardware.blank(workers, blank))
         self._import(self._blank)
 
     def build(self, source: int, meanwhile: Callable[[], bool] | None = None) -> int:
@@ -127,31 +127,38 @@ class Bench:
         Nothing of ours runs in a window, and all but the party being timed are frozen. `seen` is called after every
         call, so that a party cannot tell by the pause after it whether its outputs matter.
         """
-        times: list[list[float]] = [[] for _ in parties]
-        costs: list[float] = []
+        readings: list[list[Reading]] = [[] for _ in parties]
+        costs: list[Reading] = []
         with undisturbed():
-            warm_up(self._blank.worker)
+            self._hardware.warm_up(self._blank.worker)
             for draw in draws:
+                here = replace(draw, inputs=self._hardware.resident(draw.inputs))
                 for index in random.sample(range(len(parties)), len(parties)):
-                    times[index].append(self._timed(parties[index], draw))
+                    readings[index].append(self._timed(parties[index], here))
                     if seen is not None:
                         seen(parties[index], draw)
-                costs.append(self._cost(parties[-1], draw, min(row[-1] for row in times)))
-        window = statistics.median(costs)
-        return [[max(t - window, 1e-9) for t in row] for row in times]
+                costs.append(self._cost(parties[-1], here, min(row[-1].seconds for row in readings)))
+        return [self._settled(party, row, costs) for party, row in zip(parties, readings, strict=True)]
 
-    def _timed(self, party: Party, draw: Draw) -> float:
+    def _timed(self, party: Party, draw: Draw) -> Reading:
         self._write(party.worker, draw)
-        self._flush()
+        self._hardware.flush()
         with self._blame(party):
-            return party.worker.call(self.call_limit)
+            return self._hardware.read(party.worker, party.worker.call(self.call_limit))
 
-    def _cost(self, party: Party, draw: Draw, seconds: float) -> float:
+    def _settled(self, party: Party, readings: Sequence[Reading], costs: Sequence[Reading]) -> list[float]:
+        """Whoever is trusted is not held against the judge's clock."""
+        if party.role == EXPERT:
+            return subtracted(readings, costs)
+        with self._blame(party):
+            return self._hardware.settle(readings, costs)
+
+    def _cost(self, party: Party, draw: Draw, seconds: float) -> Reading:
         """Of a window of about that length, after inputs were written as for `party`."""
         self._write(party.worker, draw)
-        self._flush()
+        self._hardware.flush()
         with self._blame(self._blank):
-            return cost(self._blank.worker, min(seconds, BLANK_LIMIT))
+            return self._hardware.cost(self._blank.worker, min(seconds, BLANK_LIMIT))
 
     def _write(self, worker: Worker, draw: Draw) -> None:
         """New contents in the same storage; whatever was there as output is gone."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from justgoal.evaluation.memory import Block
+from justgoal.evaluation.memory import Memory
 from justgoal.evaluation.worker import CALL, OK
 from justgoal.freezer import Freezer
 
@@ -71,7 +71,7 @@ class Flush:
 class Party:
     """Whoever is being timed: one worker, its memory, and its freezer. Frozen whenever no window is open on it."""
 
-    def __init__(self, channel: socket.socket, freezer: Freezer, inputs: Block, outputs: Block) -> None:
+    def __init__(self, channel: socket.socket, freezer: Freezer, inputs: Memory, outputs: Memory) -> None:
         self.channel = channel
         self.freezer = freezer
         self.inputs = inputs
@@ -79,9 +79,13 @@ class Party:
 
     def setup(self, tree: int, threads: int) -> None:
         """Hand over the tree (a descriptor of a tar file) and the memory; the worker begins to import."""
-        message = {"arguments": self.inputs.layout, "outputs": self.outputs.layout, "threads": threads}
-        descriptors = [tree, self.inputs.descriptor, self.outputs.descriptor]
-        socket.send_fds(self.channel, [json.dumps(message).encode()], descriptors)
+        message, descriptors = self.messages()
+        socket.send_fds(self.channel, [json.dumps({**message, "threads": threads}).encode()], [tree, *descriptors])
+
+    def messages(self) -> tuple[dict[str, Any], list[int]]:
+        """What the worker is told of the memory, and the descriptors of it."""
+        message = {"arguments": self.inputs.layout, "outputs": self.outputs.layout}
+        return message, [self.inputs.descriptor, self.outputs.descriptor]
 
     def imported(self, limit: float) -> None:
         """Wait until the solution is imported, and freeze.

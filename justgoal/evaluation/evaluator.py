@@ -21,11 +21,15 @@ from justgoal.evaluation.collect import Solution, collect
 from justgoal.evaluation.improvement import DEFAULT_RULE, Rule
 from justgoal.evaluation.verdict import ExpertReport, Verdict
 from justgoal.sandboxes import JUDGE_UID, UID, Engine, Limits, Mount, Sandbox, Spec, mounts
+from justgoal.sandboxes.gpus import Gpu
 from justgoal.tasks.contract import Task
 
 PYTHON = "/opt/venv/bin/python"
 CACHE = "/solution/.cache"
 BLANK = Path(__file__).with_name("blank.py").read_bytes()
+CUDA_BLANK = Path(__file__).with_name("devices").joinpath("cuda_blank.py").read_bytes()
+CUDA_WORKER = ("devices/cuda_worker.py", "devices/cuda_driver.py", "worker.py")
+"""What a worker on a CUDA device gets of this folder; it is started with the first."""
 TREE_ROOM = 1 << 30
 
 
@@ -62,12 +66,16 @@ def memory(share: int) -> int:
 class WorkerHost:
     """Starts the workers that a judge asks for, hands their descriptors over, and ends them."""
 
-    def __init__(self, engine: Engine, on_phase: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, engine: Engine, on_phase: Callable[[str], None] = lambda _: None, gpu: Gpu | None = None
+    ) -> None:
         self._engine = engine
+        self._gpu = gpu
         self._on_phase = on_phase
         self._workers: dict[int, Sandbox] = {}
         self._started = 0
-        self._mount = Mount(_stage_alone("worker.py"), "/opt/justgoal")
+        self._files = ("worker.py",) if gpu is None else CUDA_WORKER
+        self._mount = Mount(_stage_alone(*self._files), "/opt/justgoal")
 
     def serve(self, channel: socket.socket) -> dict[str, Any] | None:
         """Give the judge at the other end what it asks for until it is done; None when it has gone."""
@@ -122,20 +130,31 @@ class WorkerHost:
             "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
             "TRITON_CACHE_DIR": f"{CACHE}/triton",
             "NUMBA_CACHE_DIR": f"{CACHE}/numba",
+            "CUDA_CACHE_PATH": f"{CACHE}/cuda",
+            "TORCH_EXTENSIONS_DIR": f"{CACHE}/extensions",
         }
         return Spec(
-            role, (PYTHON, "/opt/justgoal/worker.py"), Limits(memory(8), 1024, threads()), UID,
+            role, (PYTHON, f"/opt/justgoal/{Path(self._files[0]).name}"), Limits(memory(8), 1024, threads()), UID,
             mounts=(self._mount,), tmpfs={"/solution": TREE_ROOM},
             environment={**compute_environment(), **variables}, as_pid_1=True, packets=True, quiet=role != "build",
+            gpus=_uuids(self._gpu),
         )  # fmt: skip
 
 
 class Evaluator:
     """One judge on one task. Orders are made one at a time, from one thread."""
 
-    def __init__(self, task: Task, engine: Engine, on_phase: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        on_phase: Callable[[str], None] = lambda _: None,
+        gpu: Gpu | None = None,
+    ) -> None:
         self._task = task
-        self._host = WorkerHost(engine, on_phase)
+        self._gpu = gpu
+        self._blank = Solution({"solution.py": BLANK if gpu is None else CUDA_BLANK})
+        self._host = WorkerHost(engine, on_phase, gpu)
         self._judge = engine.start(self._judge_spec())
         self._finished()
 
@@ -146,7 +165,7 @@ class Evaluator:
         """
         listed = [expert for expert in self._task.operator.experts if only in (None, expert.name)]
         experts = {expert.name: collect(expert.folder) for expert in listed}
-        trees = [Solution({"solution.py": BLANK}), *experts.values()]
+        trees = [self._blank, *experts.values()]
         answer = self._order({"op": "open", "experts": list(experts), "rule": asdict(rule)}, trees)
         return ExpertReport.from_json(answer["report"])
 
@@ -156,7 +175,7 @@ class Evaluator:
         See probing.py for what comes back.
         """
         [expert] = self._task.operator.experts
-        trees = [Solution({"solution.py": BLANK}), collect(expert.folder), *spins.values()]
+        trees = [self._blank, collect(expert.folder), *spins.values()]
         answer = self._order({"op": "probe", "spins": list(spins)}, trees)
         readings: dict[str, list[float]] = answer["readings"]
         return readings
@@ -233,10 +252,11 @@ class Evaluator:
         package = Path(justgoal.__file__).parent
         return Spec(
             "judge",
-            (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads())),
+            (PYTHON, "-m", "justgoal.evaluation.service", f"{home}/{self._task.workload.name}", str(threads()),
+             "cuda" if self._gpu else "cpu"),
             Limits(memory(4), 1024, threads()), JUDGE_UID,
             mounts=(Mount(mounts.stage_tree(package), "/opt/judge/justgoal"), Mount(mounts.stage_tree(operator), home)),
-            environment={**compute_environment(), "PYTHONPATH": "/opt/judge"}, packets=True,
+            environment={**compute_environment(), "PYTHONPATH": "/opt/judge"}, packets=True, gpus=_uuids(self._gpu),
         )  # fmt: skip
 
 
@@ -248,11 +268,16 @@ def _awake_spec() -> Spec:
                 packets=True, quiet=True, idle=True)  # fmt: skip
 
 
-def _stage_alone(name: str) -> Path:
-    """One file of this folder by itself: a sandbox sees nothing else of justgoal."""
+def _uuids(gpu: Gpu | None) -> tuple[str, ...]:
+    return (gpu.uuid,) if gpu else ()
+
+
+def _stage_alone(*names: str) -> Path:
+    """A few files of this folder by themselves: a sandbox sees nothing else of justgoal."""
     folder = owners.make_folder("alone")
     try:
-        shutil.copy(Path(__file__).parent / name, folder)
+        for name in names:
+            shutil.copy(Path(__file__).parent / name, folder)
         return mounts.stage_tree(folder)
     finally:
         owners.remove_folder(folder)

@@ -10,13 +10,16 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from justgoal.evaluation.worker import tensors
 
 # Linux's fcntl numbers that Python 3.11's fcntl module does not name yet.
 F_ADD_SEALS = 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
+SEALED_SIZE = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
 PAGE = 4096
 
 
@@ -30,32 +33,50 @@ class Field:
     scalar: bool = False
 
 
+def arrange(fields: Sequence[Field]) -> tuple[list[dict[str, Any]], int]:
+    """Where each tensor lies in one piece of memory, each on its own page, as a worker is told; and how long it is."""
+    layout = []
+    end = 0
+    for field in fields:
+        count = math.prod(field.shape)
+        size = count * getattr(torch, field.dtype).itemsize
+        layout.append(
+            {"name": field.name, "dtype": field.dtype, "shape": field.shape, "scalar": field.scalar,
+             "count": count, "offset": end}
+        )  # fmt: skip
+        end += -(-size // PAGE) * PAGE
+    return layout, end
+
+
+class Memory(Protocol):
+    """Tensors of the judge that a worker maps: by `descriptor`, as `layout` says. See Block."""
+
+    layout: list[dict[str, Any]]
+    descriptor: int
+
+    def __init__(self, fields: Sequence[Field], *, writable_by_worker: bool) -> None: ...
+
+    def write(self, values: Sequence[Any]) -> None: ...
+
+    def poison(self) -> None: ...
+
+    def read(self) -> list[torch.Tensor]: ...
+
+    def close(self) -> None: ...
+
+
 class Block:
-    """Tensors laid out in one sealed memfd, each on its own page; `views` are the judge's writable views."""
+    """Tensors laid out in one sealed memfd; `views` are the judge's writable views."""
 
     def __init__(self, fields: Sequence[Field], *, writable_by_worker: bool) -> None:
-        self.layout: list[dict[str, Any]] = []
-        end = 0
-        for field in fields:
-            count = math.prod(field.shape)
-            size = count * getattr(torch, field.dtype).itemsize
-            self.layout.append(
-                {"name": field.name, "dtype": field.dtype, "shape": field.shape, "scalar": field.scalar,
-                 "count": count, "offset": end}
-            )  # fmt: skip
-            end += -(-size // PAGE) * PAGE
+        self.layout, end = arrange(fields)
         self.descriptor = os.memfd_create("block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, max(end, PAGE))
         self._map = mmap.mmap(self.descriptor, 0)
-        seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (0 if writable_by_worker else F_SEAL_FUTURE_WRITE)
+        seals = SEALED_SIZE | (0 if writable_by_worker else F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(self.descriptor, F_ADD_SEALS, seals)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.views = [
-            self._bytes[item["offset"] :][: item["count"] * getattr(torch, item["dtype"]).itemsize]
-            .view(getattr(torch, item["dtype"]))
-            .reshape(item["shape"])
-            for item in self.layout
-        ]
+        self.views = tensors(self._bytes, self.layout)
 
     def write(self, values: Sequence[Any]) -> None:
         for view, value in zip(self.views, values, strict=True):

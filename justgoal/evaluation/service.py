@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from justgoal.errors import JustgoalError, UsageError
+from justgoal.evaluation import devices
 from justgoal.evaluation.bench import Bench
 from justgoal.evaluation.checking import Check, Lineup
 from justgoal.evaluation.draws import Problem
@@ -28,7 +29,7 @@ from justgoal.tasks import contract
 
 
 class Service:
-    def __init__(self, runtime: socket.socket, task: str, threads: int) -> None:
+    def __init__(self, runtime: socket.socket, task: str, threads: int, device: str) -> None:
         self._runtime = runtime
         self._judge: Judge | None = None
         self._problem = Problem(contract.task(task))
@@ -38,9 +39,10 @@ class Service:
             for s, a in zip(self._problem.arguments, arguments, strict=True)
         ]
         outputs = [Field(s.name, s.dtype, s.shape) for s in self._problem.outputs]
-        self._workers = Workers(runtime, fields, outputs, threads)
+        self._hardware = devices.of(device, threads)
+        self._workers = Workers(runtime, fields, outputs, threads, self._hardware.worker)
         number = Field("number", "int64", (1,), scalar=True)
-        self._lineup_workers = Workers(runtime, [*fields, number], outputs, threads)
+        self._lineup_workers = Workers(runtime, [*fields, number], outputs, threads, self._hardware.worker)
 
     def serve(self) -> None:
         preparing = False
@@ -69,7 +71,7 @@ class Service:
     def _carry_out(self, order: dict[str, Any], trees: Sequence[int]) -> dict[str, Any]:
         if order["op"] == "open":
             blank, *experts = trees
-            bench = Bench(self._problem, self._workers, blank, self._phase)
+            bench = self._bench(blank)
             expert = Expert(bench, dict(zip(order["experts"], experts, strict=True)))
             self._judge = Judge(bench, expert, Rule(**order["rule"]))
             return {"report": expert.report.to_json()}
@@ -83,7 +85,7 @@ class Service:
                     lineup.close()
         if order["op"] == "probe":
             blank, solution, *spinning = trees
-            bench = Bench(self._problem, self._workers, blank, self._phase)
+            bench = self._bench(blank)
             return {"readings": probe(bench, solution, dict(zip(order["spins"], spinning, strict=True)))}
         assert self._judge is not None
         if order["op"] == "evaluate":
@@ -93,6 +95,9 @@ class Service:
         if order["op"] == "crown":
             self._judge.crown(trees[0], order["mark"])
         return {}
+
+    def _bench(self, blank: int) -> Bench:
+        return Bench(self._problem, self._workers, blank, self._phase, self._hardware)
 
     def _phase(self, text: str) -> None:
         self._workers.tell({"op": "phase", "text": text})
@@ -110,12 +115,12 @@ def _waiting(channel: socket.socket) -> bool:
 
 
 def main() -> None:
-    task, threads = sys.argv[1], int(sys.argv[2])
+    task, threads, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     runtime = socket.socket(fileno=3)
     try:
-        service = Service(runtime, task, threads)
+        service = Service(runtime, task, threads, device)
     except JustgoalError as error:
         runtime.send(json.dumps(failure(error)).encode())
         return

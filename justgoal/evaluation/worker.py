@@ -49,18 +49,24 @@ CALL, PACK = b"c", b"p"
 OK = b"ok"
 
 
-def tensors(memory: memoryview, layout: Sequence[dict[str, Any]]) -> list[Any]:
-    """Views of `memory` as the layout says; a scalar is a one-element tensor there and is read at each call."""
+def mapped(memory: mmap.mmap) -> torch.Tensor:
+    """All bytes of a mapping, which may be read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "the buffer is not writable": that is the point
-        return [
-            torch.frombuffer(
-                memory, dtype=getattr(torch, item["dtype"]), count=item["count"], offset=item["offset"]
-            ).reshape(item["shape"])
-            if item["count"]
-            else torch.empty(item["shape"], dtype=getattr(torch, item["dtype"]))
-            for item in layout
-        ]
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def tensors(data: torch.Tensor, layout: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
+    """Tensors on these bytes as the layout says; a scalar is a one-element tensor there.
+
+    Each has a storage of its own, by way of DLPack: torch.compile takes tensors with one storage for one.
+    """
+    made = []
+    for item in layout:
+        dtype = getattr(torch, item["dtype"])
+        part = torch.from_dlpack(data[item["offset"] :][: item["count"] * dtype.itemsize])
+        made.append(part.view(dtype).reshape(item["shape"]))
+    return made
 
 
 def unpack(descriptor: int) -> None:
@@ -148,20 +154,16 @@ def failure(stage: str, error: BaseException) -> bytes:
     return json.dumps({"failed": stage, "type": type(error).__name__, "line": lines[-1] if lines else None}).encode()
 
 
-def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Callable[[], bytes]:
-    """The function that performs one call: argument views in, returned tensors copied out."""
+def solution(setup: dict[str, Any], results: Sequence[torch.Tensor]) -> Callable[[Sequence[Any]], bytes]:
+    """The function that calls `run` with given arguments and copies the returned tensors into `results`."""
     unbind()
     run = load()
     unbind()
-    arguments = tensors(inputs, setup["arguments"])
-    scalars = [item["scalar"] for item in setup["arguments"]]
-    results = tensors(outputs, setup["outputs"])
     # Whoever computes here can find this memory anyway; that it may be written to must be everybody's advantage.
     extra = {"out": tuple(results)} if takes_out(run) else {}
     names = [item["name"] for item in setup["outputs"]]
 
-    def call() -> bytes:
-        given = [value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)]
+    def call(given: Sequence[Any]) -> bytes:
         returned = run(*given, **extra)
         if not isinstance(returned, (tuple, list)):
             returned = (returned,)
@@ -176,17 +178,29 @@ def caller(setup: dict[str, Any], inputs: memoryview, outputs: memoryview) -> Ca
     return call
 
 
-def serve(channel: socket.socket) -> None:
-    message, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 3)
-    setup, (tree, inputs, outputs) = json.loads(message), descriptors
+def caller(channel: socket.socket, setup: dict[str, Any], descriptors: Sequence[int]) -> Callable[[], bytes]:
+    """The function that performs one call on what the judge's memory holds; what it returns is the answer."""
+    inputs, outputs = descriptors
+    arguments = tensors(mapped(mmap.mmap(inputs, 0, prot=mmap.PROT_READ)), setup["arguments"])
+    scalars = [item["scalar"] for item in setup["arguments"]]
+    run = solution(setup, tensors(mapped(mmap.mmap(outputs, 0)), setup["outputs"]))
+
+    def call() -> bytes:
+        return run([value.item() if scalar else value for value, scalar in zip(arguments, scalars, strict=True)])
+
+    return call
+
+
+def serve(channel: socket.socket, connect: Callable[..., Callable[[], bytes]] = caller) -> None:
+    """Until the judge is gone. `connect` makes of the setup, and of the descriptors beside it, what performs a call."""
+    message, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 4)
+    setup, (tree, *memory) = json.loads(message), descriptors
     unpack(tree)
     os.chdir(SOLUTION)
     torch.set_num_threads(setup["threads"])
     torch.set_grad_enabled(False)
-    readable = memoryview(mmap.mmap(inputs, 0, prot=mmap.PROT_READ))
-    writable = memoryview(mmap.mmap(outputs, 0))
     try:
-        call = caller(setup, readable, writable)
+        call = connect(channel, setup, memory)
     except BaseException as error:
         channel.send(failure("import", error))
         return

@@ -16,7 +16,7 @@ from typing import Any
 
 from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.clock import CallFailed, Party
-from justgoal.evaluation.memory import Block, Field, sealed
+from justgoal.evaluation.memory import Block, Field, Memory, sealed
 from justgoal.evaluation.worker import PACK
 from justgoal.freezer import Freezer, received
 
@@ -33,14 +33,16 @@ class Worker(Party):
     `meanwhile`, which does a piece of work and says whether more is left, is called while a build is waited for.
     """
 
+    block: type[Memory] = Block
+
     def __init__(
         self, workers: "Workers", number: int, freezer: Freezer, channel: int, pipe: int | None = None
     ) -> None:
         super().__init__(
             socket.socket(fileno=channel),
             freezer,
-            Block(workers.arguments, writable_by_worker=False),
-            Block(workers.outputs, writable_by_worker=True),
+            self.block(workers.arguments, writable_by_worker=False),
+            self.block(workers.outputs, writable_by_worker=True),
         )
         self._workers = workers
         self._number = number
@@ -129,8 +131,14 @@ class Workers:
     """Starts workers for one workload: `arguments` and `outputs` say what crosses."""
 
     def __init__(
-        self, runtime: socket.socket, arguments: Sequence[Field], outputs: Sequence[Field], threads: int
+        self,
+        runtime: socket.socket,
+        arguments: Sequence[Field],
+        outputs: Sequence[Field],
+        threads: int,
+        worker: type[Worker] = Worker,
     ) -> None:
+        self._worker = worker
         self.runtime = runtime
         self.arguments = arguments
         self.outputs = outputs
@@ -159,7 +167,7 @@ class Workers:
         """Start one worker for each tree, side by side. Each is handed its solution; call `imported` on it next."""
         started = []
         for tree in trees:
-            worker = Worker(self, *self._ask_for(role))
+            worker = self._worker(self, *self._ask_for(role))
             worker.setup(tree, self.threads)
             started.append(worker)
         return started

@@ -24,7 +24,7 @@ from typing import IO
 
 from justgoal.errors import Fatal, UsageError
 from justgoal.freezer import Freezer
-from justgoal.sandboxes import Spec, cgroups, leftovers, mounts, seccomp, staging
+from justgoal.sandboxes import Spec, cgroups, gpus, leftovers, mounts, seccomp, staging
 
 _SETTLING = 10.0  # s
 _COUNTED_APART = (5, 14)
@@ -65,8 +65,6 @@ class Bubblewrap:
     def start(self, spec: Spec) -> "BubblewrapSandbox":
         """Start it; its command begins to run at once. Raises Fatal when it cannot be started."""
         mounts.existing(spec.mounts)
-        if spec.gpus:
-            raise Fatal("bubblewrap cannot give a sandbox a GPU yet: use --engine docker")
         group = self._groups.group(spec.limits) if self._groups else cgroups.Ungrouped()
         if spec.idle:
             group.idle(True)
@@ -91,12 +89,19 @@ class Bubblewrap:
             tree.add("--remount-ro", path)
         tree.add("--proc", "/proc")
         tree.add("--dev", "/dev")
+        if spec.gpus:
+            for mount in gpus.mounts():
+                tree.add("--ro-bind", str(mount.source), mount.target)
+            for node in gpus.nodes(spec.gpus):
+                tree.add("--dev-bind", node, node)
         for path, size in mounts.sizes(spec).items():
             tree.add("--perms", "1777", "--size", str(size), "--tmpfs", path)
         tree.add("--perms", "1777", "--dir", mounts.HOME)
         for mount in spec.mounts:
             tree.add("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
         environment = {**mounts.environment(self._stage), **spec.environment}
+        if spec.gpus:
+            environment |= gpus.environment(spec.gpus, environment["PATH"])
         return [
             *_identity(spec.uid),
             "--unshare-pid",

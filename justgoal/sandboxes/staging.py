@@ -173,13 +173,18 @@ def _folder(path: Path) -> None:
 
 
 def _packages() -> list[metadata.Distribution]:
-    """PACKAGES and all that they require, as far as it is installed for this interpreter."""
+    """PACKAGES and all that they require, as far as it is installed for this interpreter.
+
+    Extras count where they are asked for: torch's CUDA libraries are extras of one package that it requires.
+    """
     found: dict[str, metadata.Distribution] = {}
-    waiting = list(PACKAGES)
+    waiting, seen = [(name, "") for name in PACKAGES], set[tuple[str, str]]()
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found:
+        name, extra = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", name).lower()
+        if (name, extra) in seen:
             continue
+        seen.add((name, extra))
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
@@ -187,9 +192,19 @@ def _packages() -> list[metadata.Distribution]:
                 raise Fatal("torch is not installed for this Python: pip install torch") from None
             continue
         for requirement in found[name].requires or ():
-            if "extra ==" not in requirement:
-                waiting.append(re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0])
+            needed, extras, condition = _parsed(requirement)
+            if condition in ("", extra):
+                waiting += [(needed, one) for one in ("", *extras)]
     return [found[name] for name in sorted(found)]
+
+
+def _parsed(requirement: str) -> tuple[str, list[str], str]:
+    """Name, extras asked for, and the extra that it belongs to: "a[b,c]==1; extra == 'd'" is a, [b, c], d."""
+    words = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?", requirement)
+    assert words is not None
+    condition = re.search(r"""extra == ['"]([^'"]+)['"]""", requirement)
+    extras = [extra.strip() for extra in (words[2] or "").split(",") if extra.strip()]
+    return words[1], extras, condition[1] if condition else ""
 
 
 def _identity(packages: list[metadata.Distribution]) -> Iterator[str]:
