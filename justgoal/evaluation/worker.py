@@ -64,7 +64,7 @@ def tensors(data: torch.Tensor, layout: Sequence[dict[str, Any]]) -> list[torch.
     made = []
     for item in layout:
         dtype = getattr(torch, item["dtype"])
-        part = torch.from_dlpack(data[item["offset"] :][: item["count"] * dtype.itemsize])
+        part = torch.utils.dlpack.from_dlpack(data[item["offset"] :][: item["count"] * dtype.itemsize])
         made.append(part.view(dtype).reshape(item["shape"]))
     return made
 

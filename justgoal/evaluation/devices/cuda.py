@@ -31,6 +31,7 @@ from justgoal.evaluation.devices.cuda_worker import ANSWER, ISSUED, PAGE
 from justgoal.evaluation.memory import F_ADD_SEALS, SEALED_SIZE, Field, arrange
 from justgoal.evaluation.worker import OK, tensors
 from justgoal.evaluation.workers import Worker, Workers
+from justgoal.freezer import Freezer
 
 ISSUE_LIMIT = 0.02
 """Seconds after which a gate opens although the call is not enqueued: one that waits for the device needs that."""
@@ -105,8 +106,8 @@ class CudaWorker(Worker):
     inputs: CudaBlock
     outputs: CudaBlock
 
-    def __init__(self, workers: Workers, number: int, descriptors: Sequence[int]) -> None:
-        super().__init__(workers, number, descriptors)
+    def __init__(self, workers: Workers, number: int, freezer: Freezer, channel: int, pipe: int | None = None) -> None:
+        super().__init__(workers, number, freezer, channel, pipe)
         self._page_file = os.memfd_create("page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._page_file, PAGE)
         fcntl.fcntl(self._page_file, F_ADD_SEALS, SEALED_SIZE)
