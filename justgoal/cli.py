@@ -5,9 +5,11 @@ go on. What is heavy is imported inside the commands, so that help and `show` st
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
@@ -226,7 +228,19 @@ def usage(error: typer.TyperException) -> str:
     return f"{text[:1].lower()}{text[1:]} ({context.command_path if context else 'justgoal'} --help)"
 
 
+def end_in_order() -> None:
+    """SIGTERM, and the end of the terminal unless it is ignored, end a command as Ctrl-C does: nothing is left."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
 def main() -> None:
+    end_in_order()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a user's locale may be ASCII
     try:

@@ -5,19 +5,17 @@ Nothing is written before everything that can be wrong with the options is known
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from justgoal import __version__, events, figures, machine, models, owners, resources
@@ -82,9 +80,14 @@ class RunOptions:
 def run(options: RunOptions, view: View) -> int:
     """Start, or go on with, the run that the options name; returns its exit code."""
     task = contract.task(options.task)
+    _admit(task, DEVICE)
     key = os.environ.get("ANTHROPIC_API_KEY")
     model = models.parse(options.model, base_url=options.base_url, api_key=key, runs=options.runs)
     recording: dict[str, Any] | None = getattr(model, "run_json", None)
+    if recording and recording.get("task", task.name) != task.name:
+        raise UsageError(f"{model.name} is a run of {recording['task']}, not of {task.name}")
+    if options.max_hours is not None and not math.isfinite(options.max_hours):
+        raise UsageError(f"--max-hours {options.max_hours:g} is no number of hours")
     patience = Patience(options.patience or (recording or {}).get("patience") or 20)
     prompts = resources.prompts()
     goal = goals.render(
@@ -108,7 +111,6 @@ def run(options: RunOptions, view: View) -> int:
         stack.callback(model.close)
         stack.callback(engine.close)
         stack.enter_context(view)
-        stack.enter_context(_interruptible())
         view.header(_title(task.name, model, folder, engine, recording))
         view.begin(earlier.active_seconds if earlier else 0.0)
         device = Device(DEVICE)
@@ -301,9 +303,16 @@ def _finish(state: State, view: View, folder: Path) -> int:
 # -------------------------------------------------------------------- what defines a run
 
 
+def _admit(task: contract.Task, device: str) -> None:
+    if device not in task.operator.devices:
+        raise UsageError(f"{task.name} is not for {device}: its operator names {', '.join(task.operator.devices)}")
+
+
 def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options: RunOptions) -> State | None:
     """The state of the run in this folder; None where there is none. Raises UsageError when it is another run's."""
     path = folder / "events.jsonl"
+    if (folder.exists() and not folder.is_dir()) or (path.exists() and not path.is_file()):
+        raise UsageError(f"{folder} exists and is no run: give another --name")
     if not path.exists():
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} exists and is no run: give another --name")
@@ -414,20 +423,6 @@ def _run_name(task: str, model: str) -> str:
     return f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: in order, and to be gone on with."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 # -------------------------------------------------------------------- justgoal evaluate
 
 
@@ -441,8 +436,7 @@ def evaluate(
 ) -> int:
     """Judge a solution folder as in a run, without an agent; prints the verdict. Exit code 0 when it is correct."""
     task = contract.task(task_name)
-    if device not in task.operator.devices:
-        raise UsageError(f"{task.name} is not for {device}: its operator names {', '.join(task.operator.devices)}")
+    _admit(task, device)
     gpu = gpus.first() if device == "cuda" else None
     try:
         found = collect(solution)

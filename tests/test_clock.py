@@ -149,6 +149,39 @@ def test_threads_are_spread_over_the_cores(start: Start) -> None:
     assert worker.outputs.read()[0].tolist() == [cores, cores, cores - 1]
 
 
+LEAVING = """
+import os, torch
+
+def run(x):
+    found = left = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:tree" not in os.readlink(f"/proc/self/fd/{name}"):
+                continue
+            found += 1
+            left += len(os.listxattr(int(name))) + os.lseek(int(name), 0, os.SEEK_CUR)
+            os.lseek(int(name), 1, os.SEEK_SET)
+            os.setxattr(int(name), "user.x", b"x")
+        except OSError:
+            pass
+    return torch.tensor([float(found > 0), float(left)])
+"""
+
+
+def test_a_process_leaves_nothing_for_the_next(start: Start) -> None:
+    """What it was unpacked from is a file of its own: no attribute, no position is found by another worker."""
+    [builder] = start(LEAVING, outputs=[Field("y", "float32", (2,))], role="build")
+    builder.imported(60)
+    tree = builder.packed()
+    for _ in range(2):
+        worker = start(tree, outputs=[Field("y", "float32", (2,))])[-1]
+        worker.imported(60)
+        worker.inputs.write([torch.zeros(1)])
+        worker.call(60)
+        assert worker.outputs.read()[0].tolist() == [1, 0]
+    os.close(tree)
+
+
 IMPORTING = """
 import os, sys
 

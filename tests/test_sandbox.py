@@ -581,3 +581,41 @@ for number in (248, 249, 250, 425):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of these calls are those of x86_64")
 def test_keyrings_and_io_uring_are_refused(start: Start) -> None:
     assert printed(start(KEYRING)) == "-1 1\n" * 4
+
+
+NAMESPACES = """
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+for name, number, *arguments in [
+    ("unshare", 272, 0x10000000), ("clone", 56, 0x10000000 | 17), ("clone3", 435), ("setns", 308), ("mount", 165),
+    ("fsopen", 430),
+]:
+    print(name, libc.syscall(number, *arguments, *[0] * (6 - len(arguments))), os.strerror(ctypes.get_errno()))
+threading.Thread(target=print, args=["a thread"]).start()
+if os.fork() == 0:
+    os._exit(0)
+print("a child", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of these calls are those of x86_64")
+def test_no_namespaces_inside(start: Start) -> None:
+    """In a user namespace of its own a process would have every capability, and could mount without a limit."""
+    refused = [f"{name} -1 Operation not permitted" for name in ("unshare", "clone", "setns", "mount", "fsopen")]
+    refused.insert(2, "clone3 -1 Function not implemented")
+    assert sorted(printed(start(NAMESPACES)).splitlines()) == sorted([*refused, "a thread", "a child 0"])
+
+
+EVICTING = """
+import os
+file = os.open(os.__file__, os.O_RDONLY)
+os.pread(file, 4096, 0)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+print(os.preadv(file, [bytearray(4096)], 0, os.RWF_NOWAIT))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of these calls are those of x86_64")
+def test_files_are_not_evicted(start: Start) -> None:
+    """All sandboxes share the page cache: which files are in it would be a message."""
+    assert printed(start(EVICTING)) == "4096\n"

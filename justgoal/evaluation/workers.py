@@ -16,7 +16,7 @@ from typing import Any
 
 from justgoal.errors import EvaluatorFailed
 from justgoal.evaluation.clock import CallFailed, Party
-from justgoal.evaluation.memory import Block, Field, Memory, sealed
+from justgoal.evaluation.memory import Block, Field, Memory, own_copy, sealed
 from justgoal.evaluation.worker import PACK
 from justgoal.freezer import Freezer, received
 
@@ -168,7 +168,9 @@ class Workers:
         started = []
         for tree in trees:
             worker = self._worker(self, *self._ask_for(role))
-            worker.setup(tree, self.threads)
+            own = own_copy(tree)
+            worker.setup(own, self.threads)
+            os.close(own)
             started.append(worker)
         return started
 

@@ -133,7 +133,7 @@ class Bubblewrap:
         if os.geteuid() == 0:
             uid = str(spec.uid)
             become = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all",
-                      "--bounding-set=-all", "--no-new-privs", "--"]  # fmt: skip
+                      "--bounding-set=-all", "--no-new-privs", "--pdeathsig", "KILL", "--"]  # fmt: skip
         if not self.limited:
             counted = os.geteuid() != 0 and _kernel() >= _COUNTED_APART
             number = [f"--nproc={spec.limits.pids}"] if counted else []

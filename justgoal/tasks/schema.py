@@ -23,6 +23,8 @@ def describe(path: Path) -> str:
 
 def read(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UsageError(f"{describe(path)}: is no regular file")  # reading a FIFO would wait for ever
         return path.read_bytes()
     except FileNotFoundError as error:
         raise UsageError(f"{describe(path)} is missing") from error
@@ -45,6 +47,8 @@ class Table:
             fields = tomllib.loads(read(path).decode())
         except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError
             raise UsageError(f"{describe(path)}: is not valid TOML: {error}") from error
+        except RecursionError as error:
+            raise UsageError(f"{describe(path)}: is not valid TOML: nested too deeply") from error
         return cls(fields, describe(path))
 
     def error(self, key: str, problem: str) -> UsageError:
@@ -120,6 +124,8 @@ def parse_python(path: Path) -> ast.Module:
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{describe(path)}: is not valid Python: {line}{text}") from error
+    except (RecursionError, MemoryError) as error:  # which is how the parser says it
+        raise UsageError(f"{describe(path)}: is not valid Python: nested too deeply") from error
 
 
 def check_functions(path: Path, wanted: Mapping[str, Sequence[str]], optional: Sequence[str] = ()) -> None:
