@@ -117,7 +117,7 @@ def run(options: RunOptions, view: View) -> int:
         with device.exclusive():
             evaluator = Evaluator(task, engine, lambda phase: view.status(phase))
             stack.callback(evaluator.close)
-            checked = _strength(earlier, task, options.task, evaluator)
+            checked = _strength(earlier, task, options.task, evaluator, recorded=recording is not None)
             if checked:
                 view.header([f"  check        {figures.strength(**checked)}"])
             noise = _noise(earlier, engine, view)
@@ -333,11 +333,18 @@ def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options:
     return state
 
 
-def _strength(earlier: State | None, task: contract.Task, called: str, evaluator: Evaluator) -> dict[str, int] | None:
-    """Which planted errors the task's judge catches; too weak a task is refused. A run that goes on was checked."""
+def _strength(
+    earlier: State | None, task: contract.Task, called: str, evaluator: Evaluator, *, recorded: bool
+) -> dict[str, int] | None:
+    """Which planted errors the task's judge catches; too weak a task is refused. A run that goes on was checked.
+
+    A recording is judged anew to be seen, not to be believed: it waits for no check.
+    """
     if earlier:
         return earlier.run.get("strength")
-    found = strength.current(task, evaluator)
+    found = strength.stored(task) if recorded else strength.current(task, evaluator)
+    if found is None:
+        return None
     found.admit(called)
     return found.summary()
 

@@ -87,6 +87,7 @@ class Somebody:
         """Give him what root has staged: he would copy 1 GB."""
         program = "from justgoal.sandboxes import staging; print(staging.name(staging._packages()))"
         home = self.neutral / "stage"
+        shutil.rmtree(self.neutral, ignore_errors=True)  # a killed test's
         shutil.copytree(
             self._python.parent, home / self.run("-c", program).stdout.strip(), symlinks=True, copy_function=_link
         )

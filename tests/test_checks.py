@@ -130,12 +130,14 @@ def test_names_that_are_refused(tmp_path: Path, name: str, line: str) -> None:
 # -------------------------------------------------------------------- tasks check
 
 
+@pytest.mark.slow
 def test_the_toy_passes(toy: Path) -> None:
     done = command(toy.parent, "tasks", "check", "toy", *BUBBLEWRAP)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(TABLE, done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_a_task_with_a_survivor_does_not_run(toy: Path) -> None:
     """The first command checks it, the second knows."""
     change(toy / "reference.py", '"another scale": another_scale, ', "")
@@ -153,6 +155,7 @@ def test_a_task_with_a_survivor_does_not_run(toy: Path) -> None:
     assert strength.stored(contract.task("toy")) is None
 
 
+@pytest.mark.slow
 def test_bugs_that_end_their_process_are_caught_and_others_still_judged(toy: Path, engine: Engine) -> None:
     arguments = "x, weight, scale"
     for name, source in {

@@ -591,7 +591,7 @@ def test_eats_memory(judged: Bench) -> None:
 # -------------------------------------------------------------------- improvement
 
 
-@pytest.mark.docker
+@pytest.mark.docker("slow")
 def test_improvement(judged: Bench) -> None:
     """The same work again is none; half of it is, in every pair, by a factor of 2."""
     judged.crown(sleeping(0.016))

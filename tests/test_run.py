@@ -46,7 +46,7 @@ from justgoal.events import (
     ToolCall,
     ToolResult,
 )
-from justgoal.sandboxes import Engine
+from justgoal.sandboxes import UID, Engine
 from justgoal.sandboxes.staging import neutral_folder
 from justgoal.state import EXIT_CODES
 from justgoal.tasks import contract
@@ -663,7 +663,7 @@ def description(**changes: Any) -> dict[str, Any]:
     goal = goals.render(resources.prompts(), "en", operator="scale_add", workload="wide", device="cpu", patience=20)
     return {"format": module.FORMAT, "processor": machine.processor()[0], "cores": threads(), "task": TASK.name,
             "engine": "bubblewrap", "task_sha256": TASK.sha256, "model": MODEL, "goal": goal.sha256, "language": "en",
-            "patience": 20, **changes}  # fmt: skip
+            "uid": UID, "patience": 20, **changes}  # fmt: skip
 
 
 def recorded(folder: Path, *events: Event, **changes: Any) -> None:

@@ -32,6 +32,7 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _ARCHITECTURE, _NUMBER, _ARGUMENT = 4, 0, 16  # where they lie; arguments have 8 bytes each, the lower half first
 _X32 = 0x40000000
+Instruction = tuple[int, int, int, int]
 
 
 def program(*, alarms: bool) -> bytes:
@@ -67,7 +68,7 @@ def program(*, alarms: bool) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
-def _when(number: int, argument: int, test: int, value: int, verdict: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _when(number: int, argument: int, test: int, value: int, verdict: Instruction) -> list[Instruction]:
     """`verdict` on calls of this number whose argument (its lower 32 bits) passes the test."""
     return [
         (_EQUAL, 0, 4, number),
