@@ -126,17 +126,17 @@ def test_larger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "slack", "cap"),
+    ("dtypes", "cap"),
     [
-        (["float32"], 2.0, 1e-5),
-        (["float32", "int64", "float64"], 2.0, 1e-5),
-        (["float32", "bfloat16"], 1.02, 3 * 1.66e-3),
-        (["float16", "bfloat16"], 1.02, 3 * 1.66e-3),
-        (["float16"], 1.02, 3 * 2.08e-4),
+        (["float32"], 1e-5),
+        (["float32", "int64", "float64"], 1e-5),
+        (["float32", "bfloat16"], 3 * 1.66e-3),
+        (["float16", "bfloat16"], 3 * 1.66e-3),
+        (["float16"], 3 * 2.08e-4),
     ],
 )
-def test_policy(dtypes: list[str], slack: float, cap: float) -> None:
-    assert Policy.of(dtypes) == Policy(slack, pytest.approx(cap))
+def test_policy(dtypes: list[str], cap: float) -> None:
+    assert Policy.of(dtypes) == Policy(2.0, pytest.approx(cap))
     assert Policy.of(dtypes, slack=3.0, cap=0.5) == Policy(3.0, 0.5)
 
 
@@ -173,6 +173,8 @@ def test_bound_of_other_dtypes() -> None:
     policy = Policy.of(["bfloat16"])
     assert policy.bound([EXACT], REFERENCE, torch.bfloat16).total == pytest.approx(1.66e-3)
     assert policy.bound([EXACT], REFERENCE, torch.float32).total == pytest.approx(2.5e-8)
+    assert policy.bound([Errors(2e-3, 1, 1)], REFERENCE, torch.bfloat16).total == pytest.approx(1.02 * 2e-3)
+    assert policy.bound([Errors(2e-7, 1, 1)], REFERENCE, torch.float32).total == pytest.approx(2 * 2e-7)
     assert policy.bound([Errors(1, 1, 1)], REFERENCE, torch.int64) == EXACT
     assert policy.bound([EXACT], torch.zeros(3), torch.float32).figures() == (2.5e-8, 2.5e-8, 2.5e-8)
     assert policy.bound([EXACT], torch.tensor([INF, 2.0]).double(), torch.float32).largest == pytest.approx(

@@ -151,20 +151,23 @@ def test_the_catalogue() -> None:
     [
         (
             "gated_delta",
-            "no operator 'gated_delta': there are gated_delta_net_prefill, top_k_select (justgoal tasks list)",
+            "no operator 'gated_delta': there are attention_backward, gated_delta_net_prefill, sparse_attention, "
+            "top_k_select (justgoal tasks list)",
         ),
         (
             "gated_delta/x",
-            "no operator 'gated_delta': there are gated_delta_net_prefill, top_k_select (justgoal tasks list)",
+            "no operator 'gated_delta': there are attention_backward, gated_delta_net_prefill, sparse_attention, "
+            "top_k_select (justgoal tasks list)",
         ),
         (
             "",
-            "no operator '': there are gated_delta_net_prefill, top_k_select (justgoal tasks list)",
+            "no operator '': there are attention_backward, gated_delta_net_prefill, sparse_attention, "
+            "top_k_select (justgoal tasks list)",
         ),
         (
             "gated_delta_net_prefill/x",
-            "operator gated_delta_net_prefill has no workload 'x': there are ragged_4x8, primes_8x16, long_4x8 "
-            "(justgoal tasks show gated_delta_net_prefill)",
+            "operator gated_delta_net_prefill has no workload 'x': there are ragged_4x8, primes_8x16, long_4x8, "
+            "ragged_4x8_bf16, primes_8x16_bf16 (justgoal tasks show gated_delta_net_prefill)",
         ),
         ("./nowhere", "no operator folder './nowhere': a folder with operator.toml in it is wanted"),
         ("../catalogue", "no operator folder '../catalogue': a folder with operator.toml in it is wanted"),

@@ -14,6 +14,7 @@ import torch
 
 # Relative L2 error of rounding Gaussian data once to the dtype (bf16 measured, the others by their bits of mantissa).
 FLOOR = {"float64": 4.7e-17, "float32": 2.5e-8, "float16": 2.08e-4, "bfloat16": 1.66e-3}
+NARROW = ("float16", "bfloat16")
 CAP_FP32 = 1e-5
 CAP_NARROW = 3.0
 SLACK_FP32 = 2.0
@@ -99,29 +100,33 @@ def _worst_slice(squared_error: torch.Tensor, squared: torch.Tensor, slices: Seq
 
 @dataclass(frozen=True)
 class Policy:
-    """Slack, floor and cap for the outputs of one workload; `dtypes` are those of all its tensors."""
+    """Slack and cap for the outputs of one workload. `slack` is that of outputs of 32 bits and more: what 16 bits
+    round is the same for all, and beside it the order of a sum does not show.
+    """
 
     slack: float
     cap: float
 
     @staticmethod
     def of(dtypes: Sequence[str], slack: float | None = None, cap: float | None = None) -> "Policy":
-        """The rule for these dtypes; an operator may declare another slack or cap (operator.toml says why)."""
-        narrow = [FLOOR[dtype] for dtype in dtypes if dtype in ("float16", "bfloat16")]
-        usual = (SLACK_NARROW, CAP_NARROW * max(narrow)) if narrow else (SLACK_FP32, CAP_FP32)
-        return Policy(slack or usual[0], cap or usual[1])
+        """The rule where all tensors have these dtypes; an operator may declare another slack or cap (operator.toml
+        says why).
+        """
+        narrow = [FLOOR[dtype] for dtype in dtypes if dtype in NARROW]
+        return Policy(slack or SLACK_FP32, cap or (CAP_NARROW * max(narrow) if narrow else CAP_FP32))
 
     def bound(self, experts: Sequence[Errors], reference: torch.Tensor, dtype: torch.dtype) -> Errors:
         """What is allowed for one output of `dtype`, given the expert's errors here and at calibration."""
         if not dtype.is_floating_point:
             return Errors(0.0, 0.0, 0.0)
         scaled = _peak(reference)
-        floor = FLOOR[str(dtype).removeprefix("torch.")]
+        name = str(dtype).removeprefix("torch.")
+        floor, slack = FLOOR[name], SLACK_NARROW if name in NARROW else self.slack
         limits = []
         for figure in range(3):
             scale = scaled if figure == 2 else 1.0
             finite = [e.figures()[figure] for e in experts if math.isfinite(e.figures()[figure])]
-            allowed = self.slack * max(finite) if finite else math.inf
+            allowed = slack * max(finite) if finite else math.inf
             limits.append(min(max(allowed, floor * scale), self.cap * scale))
         return Errors(limits[0], limits[1], limits[2])
 

@@ -64,7 +64,8 @@ class Expert:
 class Tolerance:
     """Where the evaluation's own bounds do not fit: `slack` times the expert's error, never above `limit`.
 
-    None means as usual; `why` says what makes it necessary; no workloads means all of them.
+    `slack` is for outputs of 32 bits and more. None means as usual; `why` says what makes it necessary; no workloads
+    means all of them.
     """
 
     slack: float | None

@@ -9,7 +9,7 @@ h // (Hv // Hk). With decay = exp(-exp(A_log) softplus(a + dt_bias)) and beta = 
 
 A sequence starts from its row of `state`, which is stored values first ([N, Hv, value, key]: the transpose of S), as
 `new_state` is. Sequence i is the tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1. No sequence is empty, and every row
-of k has norm 1; nothing else may be assumed of values.
+of k has norm 1 up to its dtype's rounding; nothing else may be assumed of values.
 """
 
 from typing import NamedTuple
@@ -67,15 +67,19 @@ def make_inputs(workload, generator, device):
     half_lives = torch.logspace(0, 12, Hv, base=2, device=device)
     half_lives = half_lives[torch.randperm(Hv, generator=generator, device=device)]
     dt_bias = 0.5 * normal(Hv)
+
+    def typed(name, x):
+        return x.to(getattr(torch, workload.dtypes.get(name, "float32")))
+
     return Inputs(
-        q=functional.normalize(normal(T, Hk, D), dim=-1),
-        k=functional.normalize(normal(T, Hk, D), dim=-1),
-        v=normal(T, Hv, D),
+        q=typed("q", functional.normalize(normal(T, Hk, D), dim=-1)),
+        k=typed("k", functional.normalize(normal(T, Hk, D), dim=-1)),
+        v=typed("v", normal(T, Hv, D)),
         state=0.5 * normal(N, Hv, D, D),
         A_log=torch.log(0.6931 / half_lives / functional.softplus(dt_bias)),
-        a=normal(T, Hv),
+        a=typed("a", normal(T, Hv)),
         dt_bias=dt_bias,
-        b=normal(T, Hv),
+        b=typed("b", normal(T, Hv)),
         cu_seqlens=boundaries(workload.values["lengths"], device),
         scale=torch.tensor(D).rsqrt().item(),
     )

@@ -1,8 +1,8 @@
 """torch's flash attention for CPUs, backward pass alone.
 
-Its causal mask is aligned at the beginning of both sequences, ours at the end. They agree for as many queries as keys: queries
-that see no key are left out, and keys that all queries see are a call of their own, without a mask. Gradients add
-up over keys, since every weight follows from the saved lse. All is done in float32: without instructions for
+Its causal mask is aligned at the beginning of both sequences, ours at the end. They agree for as many queries as keys:
+queries that see no key are left out, and keys that all queries see are a call of their own, without a mask. Gradients
+add up over keys, since every weight follows from the saved lse. All is done in float32: without instructions for
 bfloat16 its products are ten times as slow.
 """
 

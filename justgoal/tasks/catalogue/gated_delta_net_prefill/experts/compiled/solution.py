@@ -100,6 +100,7 @@ def prepare(
     chunks, chunk = tokens.shape
     hk, hv, d = k.shape[1], *v.shape[1:]
     share = hv // hk
+    q, k, v, a, b = (x.float() for x in (q, k, v, a, b))
 
     # The decay's logarithm is summed in float64: differences of sums follow, and after a reset the sums are large.
     decay = -A_log.double().exp() * functional.softplus(a.double() + dt_bias)

@@ -25,6 +25,7 @@ def run(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     out = out or (torch.empty_like(v), torch.empty_like(state))
+    q, k, v, a, b = (x.float() for x in (q, k, v, a, b))
     hk, hv, d = k.shape[1], *v.shape[1:]
     chunk = 32 if v.shape[0] >= 128 * state.shape[0] else 16  # measured: short sequences waste long chunks
     tokens, slots, valid, order, running = pack(cu_seqlens, v.shape[0], chunk)
@@ -53,7 +54,8 @@ def run(
     to_end = (decay[..., -1:] - decay).float().exp().view(chunks, hk, share, chunk, 1)
     now = state.index_select(0, order).view(-1, hk, share, d, d)
     output = recur(now, running, keys_queries, values, solved, attention, since_start, to_end)
-    torch.index_select(output.permute(0, 3, 1, 2, 4).reshape(-1, hv, d), 0, slots, out=out[0])
+    output = output.permute(0, 3, 1, 2, 4).to(out[0].dtype)
+    torch.index_select(output.reshape(-1, hv, d), 0, slots, out=out[0])
     torch.index_select(now.view(state.shape), 0, order.argsort(), out=out[1])
     return out
 
