@@ -1,23 +1,10 @@
 """Starts every 64 tokens from nothing: the state of the chunk before is lost."""
 
-import torch
-from torch.nn import functional
+from common import beta_of, decay_of, recur
 
 
 def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
-    share = v.shape[1] // k.shape[1]
-    q, k = q.repeat_interleave(share, 1), k.repeat_interleave(share, 1)
-    decay = torch.exp(-torch.exp(A_log) * functional.softplus(a + dt_bias))[..., None, None]
-    beta = torch.sigmoid(b)[..., None, None]
-    output, new_state = torch.empty_like(v), torch.empty_like(state)
-    for i, (first, last) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-        s = state[i].mT.clone()
-        for t in range(first, last):
-            if t > first and (t - first) % 64 == 0:
-                s.zero_()
-            key = k[t].unsqueeze(1)
-            s *= decay[t]
-            s += key.mT @ (beta[t] * (v[t].unsqueeze(1) - key @ s))
-            output[t] = scale * (q[t].unsqueeze(1) @ s).squeeze(1)
-        new_state[i] = s.mT
-    return output, new_state
+    decay = decay_of(A_log, a, dt_bias)
+    for first, last in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        decay[first + 64 : last : 64] = 0.0
+    return recur(q, k, v, state, decay, beta_of(b), cu_seqlens, scale)

@@ -1,0 +1,7 @@
+"""Keeps the logarithm of a decay above -7."""
+
+from common import beta_of, decay_of, recur
+
+
+def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
+    return recur(q, k, v, state, decay_of(A_log, a, dt_bias).clamp_min(0.001), beta_of(b), cu_seqlens, scale)

@@ -1,0 +1,14 @@
+"""Keeps entries of the state within -7.5 and 7.5, the range of a small float format."""
+
+from common import beta_of, decay_of, recur
+
+
+def step(s, q, k, v, decay, beta):
+    s *= decay
+    s += k.mT @ (beta * (v - k @ s))
+    s.clamp_(-7.5, 7.5)
+    return q @ s
+
+
+def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
+    return recur(q, k, v, state, decay_of(A_log, a, dt_bias), beta_of(b), cu_seqlens, scale, step)
