@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,29 +11,47 @@ from typing import Any
 import pytest
 import torch
 
+from justgoal.evaluation.bounds import worst
+from justgoal.evaluation.draws import Draw, Problem
 from justgoal.tasks.contract import Operator, Task, Workload, load, shapes, task
 
 Run = Callable[..., Any]
 GDN, TOP_K = load("gated_delta_net_prefill"), load("top_k_select")
-TASKS = [task(f"{operator.name}/{workload.name}") for operator in (GDN, TOP_K) for workload in operator.workloads]
+ATTENTION, SPARSE = load("attention_backward"), load("sparse_attention")
+OPERATORS = (ATTENTION, GDN, SPARSE, TOP_K)
+TASKS = [task(f"{operator.name}/{workload.name}") for operator in OPERATORS for workload in operator.workloads]
 COMPILED = pytest.mark.slow
-# Relative L2: what every expert keeps on every case, and what every bug exceeds on some case.
-RIGHT, WRONG = 1e-6, 1e-4
+WRONG = 1e-4
+"""Relative L2 that every bug exceeds on some case."""
 SMALL = {
+    ATTENTION.name: Workload("small", "", {"B": 2, "Sq": 70, "Sk": 53, "Hq": 6, "Hk": 2, "D": 32}),
+    SPARSE.name: Workload(
+        "small",
+        "",
+        {"T": 8, "H": 3, "P": 9, "K": 500},
+        {},
+        dict.fromkeys(("q_nope", "q_pe", "ckv_cache", "kpe_cache", "output"), "float32"),
+    ),
     GDN.name: Workload("small", "", {"T": 203, "N": 5, "Hk": 2, "Hv": 4, "D": 32}, {"lengths": [70, 1, 19, 80, 33]}),
     TOP_K.name: Workload("small", "", {"B": 3, "N": 1031, "K": 64}),
 }
 
 
 def module(path: Path) -> ModuleType:
+    """A solution or a reference; what bugs share (bugs/common.py) is found by each as its own."""
     spec = importlib.util.spec_from_file_location("_".join(path.parts[-4:-1]), path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    sys.path.insert(0, str(path.parents[1]))
+    try:
+        spec.loader.exec_module(loaded)
+    finally:
+        sys.path.remove(str(path.parents[1]))
+        sys.modules.pop("common", None)
     return loaded
 
 
-REFERENCE = {operator.name: module(operator.folder / "reference.py") for operator in (GDN, TOP_K)}
+REFERENCE = {operator.name: module(operator.folder / "reference.py") for operator in OPERATORS}
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +73,16 @@ def cases(operator: str, workload: Workload) -> dict[str, Callable[[torch.Genera
 def error(operator: str, inputs: Any, outputs: Any, expected: Any) -> float:
     """The largest relative L2 error of any output; infinite where something is not finite or has another shape."""
     compare = getattr(REFERENCE[operator], "comparable", lambda _, values: values)
-    worst = 0.0
+    largest = 0.0
     for value, wanted in zip(compare(inputs, outputs), compare(inputs, expected), strict=True):
-        if value.shape != wanted.shape or not torch.isfinite(value).all():
+        infinite = torch.isinf(wanted)
+        if value.shape != wanted.shape or not torch.equal(value[infinite].double(), wanted[infinite].double()):
             return math.inf
-        worst = max(worst, float((value.double() - wanted).norm() / wanted.double().norm().clamp_min(1e-300)))
-    return worst
+        value, wanted = value.double().masked_fill(infinite, 0), wanted.double().masked_fill(infinite, 0)
+        if not torch.isfinite(value).all():
+            return math.inf
+        largest = max(largest, float((value - wanted).norm() / wanted.norm().clamp_min(1e-300)))
+    return largest
 
 
 def errors(operator: str, workload: Workload, run: Run) -> Iterator[tuple[str, float]]:
@@ -85,14 +108,14 @@ def test_data_has_the_declared_layout(one: Task) -> None:
                 continue
             assert (value.dtype, tuple(value.shape)) == (getattr(torch, wanted.dtype), wanted.shape), (case, wanted)
             assert value.is_contiguous(), (case, wanted)
-            assert not value.isnan().any(), (case, wanted)
+            assert case == "NaN where nobody looks" or not value.isnan().any(), (case, wanted)
 
 
-@pytest.mark.parametrize("operator", [GDN, TOP_K], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_data_follows_its_generator(operator: Operator) -> None:
     for case, make in cases(operator.name, SMALL[operator.name]).items():
         first, again, other = (flat(make(torch.Generator().manual_seed(seed), "cpu")) for seed in (1, 1, 2))
-        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), case
+        assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(first, again, strict=True)), case
         same = [torch.equal(x, y) for x, y in zip(first, other, strict=True)]
         assert not all(same) or case == "zeros of both signs", case
 
@@ -103,7 +126,8 @@ def test_sequences_are_a_partition_of_the_tokens() -> None:
             inputs = make(torch.Generator().manual_seed(3), "cpu")
             assert inputs.cu_seqlens[0] == 0 and inputs.cu_seqlens[-1] == workload.axes["T"], case
             assert (inputs.cu_seqlens.diff() > 0).all(), case
-            torch.testing.assert_close(inputs.k.norm(dim=-1), torch.ones(inputs.k.shape[:2]))
+            rounding = 1e-6 if inputs.k.dtype == torch.float32 else 2e-3
+            assert float((inputs.k.float().norm(dim=-1) - 1).abs().max()) < rounding, case
 
 
 def by_hand(
@@ -162,6 +186,16 @@ def test_every_argument_matters() -> None:
         assert difference > 1e-2, name
 
 
+def factor(problem: Problem, case: str, run: Run) -> float:
+    """By how much the outputs of `run` exceed what the judge allows beside the first expert."""
+    inputs = problem.inputs(case, seed=5)
+    draw = Draw(case, inputs, problem.comparable(inputs, problem.module.reference(*inputs)))
+    first = problem.task.operator.experts[0]
+    problem.set_bounds(draw, module(first.folder / "solution.py").run(*inputs), [])
+    found = problem.errors(draw, run(*inputs))
+    return max(worst(one, allowed)[0] for one, allowed in zip(found, draw.bounds, strict=True))
+
+
 def expert_tests() -> list[Any]:
     return [
         pytest.param(one, name, marks=COMPILED if name == "compiled" else ())
@@ -176,12 +210,14 @@ def test_experts_are_right_on_every_case(one: Task, name: str, tmp_path: Path, m
     [expert] = [expert for expert in one.operator.experts if expert.name == name]
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
+    problem = Problem(one)
     with torch._dynamo.config.patch(error_on_recompile=True):  # one partition of the tokens is as good as another
-        found = dict(errors(one.operator.name, one.workload, module(expert.folder / "solution.py").run))
-    assert {case: value for case, value in found.items() if not value < RIGHT} == {}
+        run = module(expert.folder / "solution.py").run
+        found = {case: factor(problem, case, run) for case in ["", *problem.cases]}
+    assert {case: value for case, value in found.items() if not value <= 1} == {}
 
 
-@pytest.mark.parametrize("operator", [GDN, TOP_K], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_experts_leave_their_inputs_alone(operator: Operator) -> None:
     workload = SMALL[operator.name]
     inputs = REFERENCE[operator.name].make_inputs(workload, torch.Generator().manual_seed(1), "cpu")
@@ -192,28 +228,114 @@ def test_experts_leave_their_inputs_alone(operator: Operator) -> None:
             assert all(torch.equal(x, y) for x, y in zip(flat(inputs), before, strict=True)), expert.name
 
 
+def attention_by_hand(inputs: Any) -> list[torch.Tensor]:
+    """Attention written for one head after the other, and its gradients by automatic differentiation."""
+    grad_output, q, k, v, _, _, scale, causal = inputs
+    q, k, v = (x.double().requires_grad_() for x in (q, k, v))
+    group, alone = q.shape[2] // k.shape[2], k.shape[1] - q.shape[1]
+    with torch.enable_grad():
+        total = torch.zeros((), dtype=torch.float64)
+        for h in range(q.shape[2]):
+            for i in range(q.shape[1]):
+                seen = i + alone + 1 if causal else k.shape[1]
+                if seen > 0:
+                    scores = scale * torch.einsum("bd,bjd->bj", q[:, i, h], k[:, :seen, h // group])
+                    answer = torch.einsum("bj,bjd->bd", scores.softmax(-1), v[:, :seen, h // group])
+                    total = total + (answer * grad_output[:, i, h]).sum()
+        return list(torch.autograd.grad(total, (q, k, v)))
+
+
+@pytest.mark.parametrize("case", ["", "no mask", "another scale", "rows without a gradient"])
+def test_attention_backward_by_hand(case: str) -> None:
+    """Up to the rounding of what was saved."""
+    inputs = cases(ATTENTION.name, SMALL[ATTENTION.name])[case](torch.Generator().manual_seed(7), "cpu")
+    found = REFERENCE[ATTENTION.name].reference(*inputs)
+    assert error(ATTENTION.name, inputs, found, attention_by_hand(inputs)) < 1e-6
+
+
+def test_gradients_add_up_over_keys() -> None:
+    """What a ring of two devices computes, each from its keys and what both saved, is what one computes of all keys."""
+    workload = Workload("all", "", {"B": 1, "Sq": 20, "Sk": 60, "Hq": 4, "Hk": 2, "D": 16})
+    reference = REFERENCE[ATTENTION.name]
+    inputs = cases(ATTENTION.name, workload)["no mask"](torch.Generator().manual_seed(3), "cpu")
+    grad, q, k, v, *saved = inputs
+    whole = reference.reference(*inputs)
+    parts = [reference.reference(grad, q, k[:, part], v[:, part], *saved) for part in (slice(0, 25), slice(25, 60))]
+    torch.testing.assert_close(parts[0][0] + parts[1][0], whole[0])
+    for index in (1, 2):
+        torch.testing.assert_close(torch.cat([part[index] for part in parts], 1), whole[index])
+
+
+def test_sparse_attention_by_hand() -> None:
+    """Position by position in Python floats, for one token of each kind of row."""
+    inputs = cases(SPARSE.name, SMALL[SPARSE.name])["few valid indices"](torch.Generator().manual_seed(7), "cpu")
+    output, lse = REFERENCE[SPARSE.name].reference(*inputs)
+    q_nope, q_pe, ckv, kpe, indices, scale = inputs
+    for token in (0, 1, 2):
+        named = [i for i in indices[token].tolist() if i != -1]
+        if not named:
+            assert bool((output[token] == 0).all()) and bool((lse[token] == -math.inf).all())
+            continue
+        rows = [(ckv[i // 64, i % 64].double(), kpe[i // 64, i % 64].double()) for i in named]
+        for head in range(q_nope.shape[1]):
+            query, place = q_nope[token, head].double(), q_pe[token, head].double()
+            weights = [2 ** (scale * float(query @ c + place @ p) / math.log(2)) for c, p in rows]
+            assert float(lse[token, head]) == pytest.approx(math.log2(sum(weights)))
+            expected = sum((w * c for w, (c, _) in zip(weights, rows, strict=True)), torch.zeros(512).double())
+            torch.testing.assert_close(output[token, head], expected / sum(weights))
+
+
+def test_indices_are_distinct_positions() -> None:
+    for workload in (*SPARSE.workloads, SMALL[SPARSE.name]):
+        for case, make in cases(SPARSE.name, workload).items():
+            indices = make(torch.Generator().manual_seed(3), "cpu")[4]
+            for row in indices:
+                named = row[row != -1].tolist()
+                assert len(set(named)) == len(named), case
+                assert all(0 <= i < 64 * workload.axes["P"] for i in named), case
+
+
 # Bugs that only one kind of case finds, which is why that kind exists.
 ALONE = {
-    "scale_ignored": "another scale and larger queries",
-    "denormals_are_zero": "denormal numbers",
-    "half_precision_range": "numbers of every magnitude",
+    "scale_ignored": {"another scale", "another scale and larger queries"},
+    "denormals_are_zero": {"denormal numbers"},
+    "half_precision_range": {"numbers of every magnitude"},
+    "always_causal": {"no mask"},
+    "small_gradients_skipped": {"tiny gradients"},
+    "gradients_in_the_range_of_float16": {"gradients of very different size"},
+    "padding_reads_position_0": {"NaN where nobody looks"},
 }
-BUGS = [(operator, bug) for operator in (GDN, TOP_K) for bug in operator.bugs]
+BUGS = [(operator, bug) for operator in OPERATORS for bug in operator.bugs]
+LARGE = {"sequences_of_300_tokens_at_most"}
+"""Those that small workloads are too small for."""
 
 
-@pytest.mark.parametrize(("operator", "bug"), BUGS, ids=lambda value: value.name)
+def failing(operator: str, workload: Workload, run: Run) -> list[str]:
+    """The cases on which a solution is clearly wrong. One call goes before, for those that live on earlier ones."""
+    run(*cases(operator, workload)[""](torch.Generator().manual_seed(4), "cpu"))
+    return [case for case, value in errors(operator, workload, run) if value > WRONG]
+
+
+@pytest.mark.parametrize(
+    ("operator", "bug"), [pair for pair in BUGS if pair[1].name not in LARGE], ids=lambda value: value.name
+)
 def test_planted_bugs_are_rejected(operator: Operator, bug: Path) -> None:
-    found = dict(errors(operator.name, SMALL[operator.name], module(bug / "solution.py").run))
-    failing = [case for case, value in found.items() if value > WRONG]
-    assert failing, found
-    assert bug.name not in ALONE or failing == [ALONE[bug.name]]
+    found = failing(operator.name, SMALL[operator.name], module(bug / "solution.py").run)
+    assert found
+    assert bug.name not in ALONE or ALONE[bug.name] >= set(found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("operator", "bug"), BUGS, ids=lambda value: value.name)
 def test_planted_bugs_are_rejected_at_full_size(operator: Operator, bug: Path) -> None:
-    run = module(bug / "solution.py").run
-    assert any(value > WRONG for _, value in errors(operator.name, operator.workloads[0], run))
+    assert failing(operator.name, operator.workloads[0], module(bug / "solution.py").run)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_there_are_enough_of_everything(operator: Operator) -> None:
+    assert len(operator.experts) >= 3
+    assert len(operator.workloads) >= 3
+    assert len(operator.bugs) >= (15 if operator is GDN else 10)
 
 
 def select(values: list[float], indices: list[int]) -> float:
