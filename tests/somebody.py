@@ -3,19 +3,17 @@
 Not a test itself.
 """
 
-import json
 import os
 import secrets
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from conftest import CERTIFICATE, circumstances
+from conftest import known
 
 from justgoal.sandboxes import cgroups, staging
 
@@ -41,11 +39,8 @@ class Somebody:
         if not all(folder.stat().st_mode & 0o005 == 0o005 for folder in (self._site, *self._site.parents)):
             shutil.copytree(self._site, place / "site", symlinks=True, copy_function=_link)
             self._site = place / "site"
-        certificate = self.home / ".cache" / "justgoal" / "noise-cpu.json"
-        certificate.parent.mkdir(parents=True)
         # A busy machine takes a call of 0.1 ms for none at all; how well he measures is not asked here.
-        held = {**CERTIFICATE, "made": time.time(), "shortest_latency": 0.0}
-        certificate.write_text(json.dumps({**circumstances(), "certificate": held}))
+        known(self.home / ".cache", shortest_latency=0.0)
 
     def run(
         self, *words: str, cwd: Path | None = None, timeout: float = 300, groups: Sequence[Path] = ()

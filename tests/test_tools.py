@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from justgoal import resources
+from justgoal.sandboxes import Engine
 from justgoal.sandboxes.shell import Shell
 from justgoal.tools import ToolOutcome, Tools
 
@@ -108,6 +109,11 @@ def test_bash(tools: Tools) -> None:
         "a\n[stopped after 0.2 seconds: the processes that this command started were killed]"
     )
     assert bash(tools, restart=True) == ok("[everything that ran was killed; a new shell was started in /workspace]")
+
+
+def test_memory_is_told(tools: Tools, engine: Engine) -> None:
+    if not engine.limited:
+        pytest.skip("nobody counts the memory of all processes together")
     assert bash(tools, command="python -c 'bytearray(3 << 30)'").content.splitlines()[-2:] == [
         "[exit code 137]",
         "[out of memory: the kernel killed 1 of the processes; the limit for all together is 1024 MiB]",
