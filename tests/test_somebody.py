@@ -108,7 +108,7 @@ def test_evaluation(user: Somebody) -> None:
     assert (library.stat().st_nlink, library.stat().st_uid) == (1, NUMBER)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_recorded_run(user: Somebody) -> None:
     """A whole run, and once more from its recording."""
     write = f"mkdir solution\ncat > solution/solution.py <<'END'\n{HONEST}\nEND"
