@@ -16,8 +16,6 @@ from justgoal.tasks import contract
 from justgoal.tasks.contract import Task
 from justgoal.terminal import View
 
-DEVICE = "cpu"
-
 
 def check(text: str | None, view: View, engine: engines.Name | None = None, image: str | None = None) -> None:
     """One task, all of an operator, or all of the catalogue; raises UsageError when one is too weak to run."""
@@ -37,7 +35,7 @@ def _operator(tasks: Sequence[Task], engine: Engine, view: View) -> list[str]:
             view.begin()
             view.status("waiting for the device")
             with (
-                Device(DEVICE).exclusive(),
+                Device().exclusive(),
                 closing(Evaluator(task, engine, lambda phase: view.status(phase))) as judge,
             ):
                 found.append(strength.measure(task, judge))
@@ -60,7 +58,7 @@ def table(found: Strength) -> Iterator[str]:
     yield "outputs on random inputs"
     yield from columns([(one["name"], _range(one)) for one in found.outputs])
     yield "planted errors"
-    yield from grid([("", "caught by", "allclose(1e-2)", ""), *(_row(found, one) for one in found.planted)])
+    yield from columns([("", "caught by", "allclose(1e-2)", ""), *(_row(found, one) for one in found.planted)])
     yield from (f"weak: {weakness}" for weakness in found.weaknesses)
     yield figures.strength(**found.summary())
 
@@ -87,9 +85,3 @@ def ranges(indices: Sequence[int]) -> str:
     return " ".join(
         f"{a[1] + 1}-{b[1] + 1}" if a != b else f"{a[1] + 1}" for a, *_, b in ([*run, run[-1]] for run in runs)
     )
-
-
-def grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield ("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()

@@ -27,6 +27,11 @@ _STOPPED, _IN_KERNEL = frozenset("TtZX"), frozenset("D")
 """States of a thread: it is stopped or has ended; it waits, and is stopped before it runs any code of its program."""
 
 
+def timer_slack(nanoseconds: int) -> None:
+    """By how much the kernel may lengthen the sleeps of this thread; 0 is the default, 50 us."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
+
+
 class Freezer(Protocol):
     """`kind` says how; with it `descriptors` can be handed to another process (received)."""
 
@@ -269,7 +274,7 @@ class SignalFreezer:
     def _serve(self, channel: socket.socket) -> None:
         """Carry out the orders of a RemoteFreezer, on the core of the judge, who waits meanwhile."""
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread, as is the timer slack
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        timer_slack(1)
         with channel, suppress(OSError):
             while order := channel.recv(1):
                 if order in (_STOP, _THAW):

@@ -1,6 +1,6 @@
 """`justgoal tasks list` and `justgoal tasks show OPERATOR`: what there is to work on, as text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from justgoal.tasks import contract
 from justgoal.tasks.contract import Argument, Operator, Workload
@@ -50,7 +50,8 @@ def sizes(workload: Workload) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in workload.axes.items())
 
 
-def columns(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+def columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     listed = list(rows)
-    width = max((len(name) for name, _ in listed), default=0)
-    return (f"  {name:{width}}  {text}" for name, text in listed)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    for row in listed:
+        yield "".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -311,10 +311,8 @@ def _admit(task: contract.Task, device: str) -> None:
 def _earlier(folder: Path, task: contract.Task, model: str, goal: Goal, options: RunOptions) -> State | None:
     """The state of the run in this folder; None where there is none. Raises UsageError when it is another run's."""
     path = folder / "events.jsonl"
-    if (folder.exists() and not folder.is_dir()) or (path.exists() and not path.is_file()):
-        raise UsageError(f"{folder} exists and is no run: give another --name")
-    if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+    if not path.is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} exists and is no run: give another --name")
         return None
     state = State()

@@ -1,5 +1,6 @@
 """Operator folders as people write them: what is read, and the one line that each mistake gets."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -268,6 +269,8 @@ def test_a_folder_without_operator_toml(tmp_path: Path) -> None:
         ("workloads.toml", '"bfloat16"', '"int4"', "workloads[1].dtypes.x 'int4' is not one of float64,"),
         ("reference.py", REFERENCE, "def f(:", "is not valid Python: line 1: invalid syntax"),
         ("reference.py", REFERENCE, "\0", "is not valid Python: "),
+        ("workloads.toml", WORKLOADS, "x = " + "[" * 20000, "is not valid TOML: nested too deeply"),
+        ("reference.py", REFERENCE, "x = " + "-" * 200000 + "1", "is not valid Python: nested too deeply"),
         ("reference.py", "def edge_cases", "def cases", "defines no function edge_cases(workload)"),
         ("reference.py", "(workload, generator, device)", "(workload)", "make_inputs must take (workload, gen"),
         ("reference.py", "(x, starts, scale)", "(x, starts)", "reference must take (x, starts, scale) by position"),
@@ -293,6 +296,13 @@ def test_each_missing_file_is_named(folder: Path, file: str) -> None:
     with pytest.raises(UsageError) as caught:
         task(str(folder))
     assert str(caught.value) == f"scaled_sum/{file} is missing"
+
+
+def test_a_fifo_is_not_waited_for(folder: Path) -> None:
+    (folder / "workloads.toml").unlink()
+    os.mkfifo(folder / "workloads.toml")
+    with pytest.raises(UsageError, match=r"^scaled_sum/workloads\.toml: is no regular file$"):
+        task(str(folder))
 
 
 def test_an_expert_that_is_not_listed(folder: Path) -> None:

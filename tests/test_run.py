@@ -3,8 +3,10 @@
 The operator is tests/operators/scale_add. The user's Ctrl-C is sent as a terminal sends it: to the whole process group.
 """
 
+import dataclasses
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -687,8 +689,9 @@ def start(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
     monkeypatch.setenv("PATH", "/nonexistent")
 
-    def run(name: str | None = "r") -> tuple[int, str]:
+    def run(name: str | None = "r", **changes: Any) -> tuple[int, str]:
         options = module.RunOptions(MODEL, str(SCALE_ADD), name, runner.runs, URL, "en", None, None, None, "bubblewrap")
+        options = dataclasses.replace(options, **changes)
         stream = io.StringIO()
         return module.run(options, View(stream)), stream.getvalue()
 
@@ -739,6 +742,41 @@ def test_a_folder_that_is_no_run(runner: Runner, start: Start) -> None:
     with pytest.raises(UsageError, match=f"^{runner.folder} exists and is no run: give another --name$"):
         start()
     assert names(runner.folder) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("place", ["", "events.jsonl"])
+def test_what_is_no_run_is_left_alone(runner: Runner, start: Start, place: str) -> None:
+    """A file where the folder should be, a folder where the transcript should be."""
+    if place:
+        (runner.folder / place).mkdir(parents=True)
+    else:
+        runner.runs.mkdir()
+        runner.folder.write_text("mine")
+    with pytest.raises(UsageError, match=f"^{runner.folder} exists and is no run: give another --name$"):
+        start()
+
+
+def test_hours_without_end(runner: Runner, start: Start) -> None:
+    with pytest.raises(UsageError, match=r"^--max-hours inf is no number of hours$"):
+        start(max_hours=math.inf)
+    assert not runner.runs.exists()
+
+
+def test_a_recording_of_another_task(runner: Runner, start: Start) -> None:
+    recorded(runner.runs / "other", task="top_k_select/b8_n32768")
+    text = "recorded:other is a run of top_k_select/b8_n32768, not of scale_add/wide"
+    with pytest.raises(UsageError, match=f"^{re.escape(text)}$"):
+        start(model="recorded:other", base_url=None)
+    assert names(runner.runs) == ["other"]
+
+
+def test_an_operator_for_another_device(runner: Runner, start: Start, tmp_path: Path) -> None:
+    folder = shutil.copytree(SCALE_ADD, tmp_path / "scale_add")
+    toml = folder / "operator.toml"
+    toml.write_text(toml.read_text().replace('devices = ["cpu"]', 'devices = ["cuda"]'))
+    with pytest.raises(UsageError, match=r"^scale_add/wide is not for cpu: its operator names cuda$"):
+        start(task=str(folder))
+    assert not runner.runs.exists()
 
 
 def test_a_run_that_was_killed_before_its_first_line(runner: Runner, start: Start) -> None:
@@ -835,6 +873,28 @@ def test_evaluate_what_is_too_short(engine: Engine, tmp_path: Path, monkeypatch:
     done = evaluate(str(tmp_path), "--task", str(SCALE_ADD))
     assert done.code == 2
     assert re.fullmatch(TOO_SHORT, done.err), done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_evaluate_is_ended(engine: Engine, tmp_path: Path, number: signal.Signals) -> None:
+    """Where a solution keeps its process busy, that one too is gone with the command."""
+    (tmp_path / "solution.py").write_text("while True:\n    pass\n\ndef run(*arguments):\n    pass\n")
+    words = ["evaluate", str(tmp_path), "--task", str(SCALE_ADD), "--engine", engine.name]
+    found: dict[int, str] = {}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 100
+            while sum("python /opt/justgoal/worker.py" in one for one in found.values()) < 3:  # blank, expert, and this
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+                found = {pid: one for pid, one in descendants(process.pid).items() if not one.startswith("bwrap")}
+            process.send_signal(number)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    assert [one for pid, _, one in processes() if one and found.get(pid) == one] == []
+    assert groups() + owned(process.pid) == []
 
 
 @pytest.mark.slow

@@ -37,8 +37,6 @@ def run(*arguments, out):
         pass
     return out
 """
-CUDA_WORKLOADS = {"softmax": "r4096_c4096", "product": "m2048"}
-CUDA_SPINS = (0.0, *SPINS)
 CUDA_SPIN = """
 import triton
 from triton.language.extra.cuda import globaltimer
@@ -57,6 +55,34 @@ def run(*arguments, out):
     return out
 """
 VALID = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What the noise of a kind of device is measured with: a solution that spins, and a workload of each probe.
+
+    `bare`: what a call takes beyond what it does, whoever wrote it, is not the clock's error: a kernel's launch. It is
+    what spinning for no time takes.
+    """
+
+    spin: str
+    workloads: tuple[str, str]
+    bare: bool
+
+    def spins(self) -> dict[float, Solution]:
+        lengths = (0.0, *SPINS) if self.bare else SPINS
+        return {length: Solution({"solution.py": self.spin.format(seconds=length).encode()}) for length in lengths}
+
+    def clock(self, errors: list[float]) -> list[float]:
+        """The clock's errors, of readings of all spins in turns."""
+        if not self.bare:
+            return errors
+        blocks = zip(*[iter(errors)] * (1 + len(SPINS)), strict=True)
+        return [error - launch for launch, *rest in blocks for error in rest]
+
+
+CPU = Kit(SPIN, ("r1024_c4096", "m512"), bare=False)
+CUDA = Kit(CUDA_SPIN, ("r4096_c4096", "m2048"), bare=True)
 
 
 @dataclass(frozen=True)
@@ -143,23 +169,13 @@ def current(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
 
 def measure(engine: Engine, device: str, gpu: Gpu | None = None) -> Certificate:
     """About a minute; see probing.py and noise.py."""
-    source, lengths = (CUDA_SPIN, CUDA_SPINS) if gpu else (SPIN, SPINS)
-    spins = {seconds: Solution({"solution.py": source.format(seconds=seconds).encode()}) for seconds in lengths}
+    kit = CUDA if gpu else CPU
     null, clock = {}, {}
-    for probe in PROBES:
-        name = f"{probe}/{CUDA_WORKLOADS[probe.name]}" if gpu else str(probe)
-        with closing(Evaluator(contract.task(name), engine, gpu=gpu)) as evaluator:
-            readings = evaluator.probe(spins)
-        null[probe.name] = readings["null"]
-        clock[probe.name] = _beyond_launch(readings["clock"]) if gpu else readings["clock"]
+    for probe, workload in zip(PROBES, kit.workloads, strict=True):
+        with closing(Evaluator(contract.task(f"{probe}/{workload}"), engine, gpu=gpu)) as evaluator:
+            readings = evaluator.probe(kit.spins())
+        null[probe.name], clock[probe.name] = readings["null"], kit.clock(readings["clock"])
     return Certificate.of(device, null, clock)
-
-
-def _beyond_launch(errors: list[float]) -> list[float]:
-    """A kernel takes a little longer than what it does, whoever wrote it: as long as one that spins for no time."""
-    count = len(CUDA_SPINS)
-    blocks = [errors[first : first + count] for first in range(0, len(errors), count)]
-    return [error - launch for launch, *rest in blocks for error in rest]
 
 
 def _circumstances() -> dict[str, Any]:

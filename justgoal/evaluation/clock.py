@@ -6,7 +6,6 @@ for the worker before its window, and what is in the output memory at its end is
 """
 
 import builtins
-import ctypes
 import gc
 import json
 import os
@@ -22,10 +21,9 @@ import torch
 
 from justgoal.evaluation.memory import Memory
 from justgoal.evaluation.worker import CALL, OK
-from justgoal.freezer import Freezer
+from justgoal.freezer import Freezer, timer_slack
 
 WARM_SECONDS = 0.1
-PR_SET_TIMERSLACK = 29
 
 
 class CallFailed(Exception):
@@ -170,18 +168,13 @@ def undisturbed() -> Iterator[None]:
     gc.collect()
     gc.disable()
     os.sched_setaffinity(0, {min(cores)})
-    _timer_slack(1)
+    timer_slack(1)
     try:
         yield
     finally:
-        _timer_slack(0)
+        timer_slack(0)
         os.sched_setaffinity(0, cores)
         gc.enable()
-
-
-def _timer_slack(nanoseconds: int) -> None:
-    """Of this thread; 0 is the default, 50 us."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
 def cost(blank: Party, seconds: float = 0.0) -> float:

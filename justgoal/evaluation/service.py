@@ -34,15 +34,13 @@ class Service:
         self._judge: Judge | None = None
         self._problem = Problem(contract.task(task))
         arguments = self._problem.task.operator.arguments
-        fields = [
+        self._fields = [
             Field(s.name, s.dtype, s.shape or (1,), a.scalar)
             for s, a in zip(self._problem.arguments, arguments, strict=True)
         ]
-        outputs = [Field(s.name, s.dtype, s.shape) for s in self._problem.outputs]
+        self._threads = threads
         self._hardware = devices.of(device, threads)
-        self._workers = Workers(runtime, fields, outputs, threads, self._hardware.worker)
-        number = Field("number", "int64", (1,), scalar=True)
-        self._lineup_workers = Workers(runtime, [*fields, number], outputs, threads, self._hardware.worker)
+        self._workers = self._taking(self._fields)
 
     def serve(self) -> None:
         preparing = False
@@ -76,7 +74,8 @@ class Service:
             self._judge = Judge(bench, expert, Rule(**order["rule"]))
             return {"report": expert.report.to_json()}
         if order["op"] == "check":
-            lineups = [Lineup(self._lineup_workers, tree) for tree in trees]
+            workers = self._taking([*self._fields, Field("number", "int64", (1,), scalar=True)])
+            lineups = [Lineup(workers, tree) for tree in trees]
             try:
                 check = Check(self._problem, lineups, order["experts"], order["bugs"], self._phase)
                 return {"check": check.run()}
@@ -95,6 +94,11 @@ class Service:
         if order["op"] == "crown":
             self._judge.crown(trees[0], order["mark"])
         return {}
+
+    def _taking(self, arguments: Sequence[Field]) -> Workers:
+        """Workers of solutions that take these arguments, and return what the task does."""
+        outputs = [Field(s.name, s.dtype, s.shape) for s in self._problem.outputs]
+        return Workers(self._runtime, arguments, outputs, self._threads, self._hardware.worker)
 
     def _bench(self, blank: int) -> Bench:
         return Bench(self._problem, self._workers, blank, self._phase, self._hardware)

@@ -17,7 +17,7 @@ from justgoal.evaluation.evaluator import Evaluator
 from justgoal.storage import cache_folder, write_json
 from justgoal.tasks.contract import Task
 
-JUDGING = ("bounds.py", "checking.py", "draws.py", "lineup.py", "mutants.py", "strength.py")
+JUDGING = ("bounds.py", "checking.py", "draws.py", "lineup.py", "mutants.py", "planting.py", "strength.py")
 """The files that decide what is found."""
 
 CONSTANT = "constant"

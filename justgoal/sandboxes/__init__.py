@@ -6,6 +6,7 @@ Every sandbox sees the same allow-listed system (see mounts.py), has no network,
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -59,6 +60,16 @@ class Spec:
     quiet: bool = False
     idle: bool = False
     gpus: tuple[str, ...] = ()
+
+
+def ends(spec: Spec, opened: ExitStack) -> tuple[socket.socket, socket.socket, int, int]:
+    """Both ends of a sandbox's channel and of the pipe with what it prints; ours are closed with `opened`."""
+    channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM)
+    opened.callback(channel.close)
+    output, write = os.pipe2(os.O_CLOEXEC)
+    opened.callback(os.close, output)
+    os.set_blocking(output, False)
+    return channel, far, output, write
 
 
 class Sandbox(Protocol):

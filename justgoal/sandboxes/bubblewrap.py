@@ -16,7 +16,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path, PurePosixPath
@@ -24,7 +23,7 @@ from typing import IO
 
 from justgoal.errors import Fatal, UsageError
 from justgoal.freezer import Freezer
-from justgoal.sandboxes import Spec, cgroups, gpus, leftovers, mounts, seccomp, staging
+from justgoal.sandboxes import Spec, cgroups, ends, gpus, leftovers, mounts, seccomp, staging
 
 _SETTLING = 10.0  # s
 _COUNTED_APART = (5, 14)
@@ -89,19 +88,18 @@ class Bubblewrap:
             tree.add("--remount-ro", path)
         tree.add("--proc", "/proc")
         tree.add("--dev", "/dev")
+        environment = {**mounts.environment(self._stage), **spec.environment}
         if spec.gpus:
             for mount in gpus.mounts():
                 tree.add("--ro-bind", str(mount.source), mount.target)
             for node in gpus.nodes(spec.gpus):
                 tree.add("--dev-bind", node, node)
+            environment |= gpus.environment(spec.gpus, environment["PATH"])
         for path, size in mounts.sizes(spec).items():
             tree.add("--perms", "1777", "--size", str(size), "--tmpfs", path)
         tree.add("--perms", "1777", "--dir", mounts.HOME)
         for mount in spec.mounts:
             tree.add("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
-        environment = {**mounts.environment(self._stage), **spec.environment}
-        if spec.gpus:
-            environment |= gpus.environment(spec.gpus, environment["PATH"])
         return [
             *_identity(spec.uid),
             "--unshare-pid",
@@ -171,13 +169,7 @@ class BubblewrapSandbox:
         self._memory_events = group.memory_events()
         with contextlib.ExitStack() as opened:
             opened.callback(os.close, self._memory_events)
-            self.channel, far = socket.socketpair(
-                socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM
-            )
-            opened.callback(self.channel.close)
-            self.output, write = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, self.output)
-            os.set_blocking(self.output, False)
+            self.channel, far, self.output, write = ends(spec, opened)
             with far, os.fdopen(write):
                 self._process, told = _launch(spec, group, arguments, command, far.fileno(), write)
             self._pidfd = os.pidfd_open(self._process.pid)

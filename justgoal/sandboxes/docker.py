@@ -22,7 +22,7 @@ from docker.types import Mount as Bind
 
 from justgoal import owners, resources
 from justgoal.errors import Fatal, UsageError
-from justgoal.sandboxes import UID, Mount, Spec, cgroups, daemon, images, leftovers, mounts, seccomp, staging
+from justgoal.sandboxes import UID, Mount, Spec, cgroups, daemon, ends, images, leftovers, mounts, seccomp, staging
 
 _DOORWAY = "/run/launch"
 _STARTING = 60.0  # s
@@ -215,13 +215,7 @@ class DockerSandbox:
                 self._group.idle(True)
             if spec.role == "agent":
                 cgroups.spare(pid)
-            self.channel, far = socket.socketpair(
-                socket.AF_UNIX, socket.SOCK_SEQPACKET if spec.packets else socket.SOCK_STREAM
-            )
-            opened.callback(self.channel.close)
-            self.output, write = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, self.output)
-            os.set_blocking(self.output, False)
+            self.channel, far, self.output, write = ends(spec, opened)
             with far, os.fdopen(write):
                 self._launch(caller, far, write)
             self._opened = opened.pop_all()
